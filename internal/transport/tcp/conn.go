@@ -1,14 +1,16 @@
 package tcp
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,6 +39,7 @@ type conn struct {
 		sync.Mutex
 		head [HeaderBytes]byte
 		bufs [][]byte
+		rest []byte // of a frame of which the kernel has taken the beginning; it goes before everything else
 	}
 	sent  atomic.Int64 // when a frame was sent last, on the link's clock
 	heard atomic.Int64 // when bytes came last
@@ -48,20 +51,22 @@ type conn struct {
 		header   Header   // of the frame whose payload is being read
 		payload  [][]byte // where the rest of it goes
 		rest     int      // bytes of the payload that are still to come
+		dropped  bool     // the payload goes nowhere
+		sum      uint32   // of the frame so far
+		told     uint32   // its checksum
+		scratch  []byte   // payloads that go nowhere
 		bufs     [][]byte
 		failed   error
 		over     bool // nothing is read any more
 	}
+	ended   chan struct{} // closed when a read has failed: nothing comes any more
 	threads atomic.Int32
 	parking sync.Mutex
 	changed *sync.Cond
 	word    uint64 // under parking
-	ended   bool   // under parking: the goroutine is to end
+	over    bool   // under parking: the goroutine is to end
 
-	acked struct { // of the node's watch
-		bytes uint64
-		since time.Time
-	}
+	progress progress // of the node's watch
 }
 
 func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
@@ -70,7 +75,7 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 		return nil, err
 	}
 	_, plain := c.(*net.TCPConn)
-	n := &conn{link: l, index: index, Conn: c, tcp: tcp, raw: raw, plain: plain}
+	n := &conn{link: l, index: index, Conn: c, tcp: tcp, raw: raw, plain: plain, ended: make(chan struct{})}
 	n.receiving.intake = make([]byte, intakeBytes)
 	n.changed = sync.NewCond(&n.parking)
 	now := l.now()
@@ -91,19 +96,123 @@ func (c *conn) send(h *Header, payload [][]byte) error {
 
 // write is send for who has the lock.
 func (c *conn) write(h *Header, payload [][]byte) error {
-	s := &c.sending
-	h.Encode(&s.head)
-	s.bufs = append(append(s.bufs[:0], s.head[:]), payload...)
-	out := net.Buffers(s.bufs)
+	if err := c.flush(); err != nil {
+		return err
+	}
+	out := net.Buffers(c.encode(h, payload))
 	var err error
 	if c.plain {
 		_, err = out.WriteTo(c.tcp)
 	} else {
 		_, err = out.WriteTo(c.Conn)
 	}
-	clear(s.bufs)
+	clear(c.sending.bufs)
 	c.sent.Store(c.link.now())
 	return err
+}
+
+// encode returns the bytes of a frame. They are valid as long as the lock of sending is held. TLS has checksums of its own.
+func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
+	s := &c.sending
+	h.Encode(&s.head)
+	if c.plain {
+		sum := crc32.Checksum(s.head[:sumAt], castagnoli)
+		for _, p := range payload {
+			sum = crc32.Update(sum, castagnoli, p)
+		}
+		binary.LittleEndian.PutUint32(s.head[sumAt:], sum)
+	}
+	s.bufs = append(append(s.bufs[:0], s.head[:]), payload...)
+	return s.bufs
+}
+
+// flush gives the kernel the rest of a frame.
+// Requires: the lock of sending.
+func (c *conn) flush() error {
+	s := &c.sending
+	if len(s.rest) == 0 {
+		return nil
+	}
+	_, err := c.tcp.Write(s.rest)
+	s.rest = s.rest[:0]
+	return err
+}
+
+// trySend writes a frame if the kernel takes at least its beginning without waiting. The rest is kept, and goes with the next call of
+// anybody. It reports whether the frame was taken. Goroutines read a connection with TLS, so there it may wait.
+func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
+	if !c.plain {
+		return true, c.send(h, payload)
+	}
+	s := &c.sending
+	if !s.TryLock() {
+		return false, nil
+	}
+	defer s.Unlock()
+	if err := c.tryFlush(); err != nil || len(s.rest) > 0 {
+		return false, err
+	}
+	bufs := c.encode(h, payload)
+	defer clear(s.bufs)
+	n, err := c.writeSome(bufs)
+	if err != nil || n == 0 {
+		return false, err
+	}
+	for _, b := range skip(bufs, n) {
+		s.rest = append(s.rest, b...)
+	}
+	c.sent.Store(c.link.now())
+	return true, nil
+}
+
+// tryFlush gives the kernel what it takes of the rest of a frame.
+// Requires: the lock of sending.
+func (c *conn) tryFlush() error {
+	s := &c.sending
+	if len(s.rest) == 0 {
+		return nil
+	}
+	n, err := c.writeSome([][]byte{s.rest})
+	s.rest = append(s.rest[:0], s.rest[n:]...)
+	return err
+}
+
+// writeSome writes without waiting. It returns 0 if the kernel takes nothing.
+func (c *conn) writeSome(bufs [][]byte) (n int, err error) {
+	failed := c.raw.Control(func(fd uintptr) {
+		for {
+			n, err = unix.Writev(int(fd), bufs[:min(len(bufs), mostSegments)])
+			if err != unix.EINTR {
+				break
+			}
+		}
+		if err == unix.EAGAIN {
+			n, err = 0, nil
+		}
+	})
+	if failed != nil {
+		return 0, failed
+	}
+	return max(n, 0), err
+}
+
+// left sends the rest of a frame that trySend has kept, in a goroutine, when the thread that attended leaves.
+func (c *conn) left() {
+	s := &c.sending
+	if !s.TryLock() {
+		return // the holder of the lock flushes
+	}
+	kept := len(s.rest) > 0
+	s.Unlock()
+	if kept {
+		go func() {
+			s.Lock()
+			defer s.Unlock()
+			if err := c.flush(); err != nil {
+				c.link.lose(err)
+			}
+		}()
+	}
 }
 
 // ---- receiving ----
@@ -135,25 +244,45 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 	clear(r.bufs)
 	if err != nil {
 		if !errors.Is(err, errAgain) {
-			r.failed = err
+			c.fail(err)
 		}
 		return 0, err
 	}
 	c.heard.Store(c.link.now())
-	frames, err = c.handle(n)
-	if err != nil {
-		r.failed = err
+	c.link.heard.Store(true)
+	if frames, err = c.handle(n); err != nil {
+		err = &frameError{err}
+		c.fail(err)
 	}
 	return frames, err
 }
+
+// fail ends reading.
+// Requires: the lock of receiving.
+func (c *conn) fail(err error) {
+	if c.receiving.failed == nil {
+		c.receiving.failed = err
+		close(c.ended)
+	}
+}
+
+// frameError is why a frame was not accepted, in contrast to the end of a connection.
+type frameError struct{ error }
+
+func (e *frameError) Unwrap() error { return e.error }
+
+// ErrDrop is what a receiver returns for a frame that is read and forgotten.
+var ErrDrop = errors.New("nobody here waits for it any more")
+
+// errSum is the error of a frame that the network, or a host, has damaged.
+var errSum = errors.New("the checksum of a frame is wrong: the network or a host damages data")
 
 // handle handles n bytes that were read: first those of a payload, then those in intake.
 func (c *conn) handle(n int) (frames int, err error) {
 	r := &c.receiving
 	if r.rest > 0 {
 		direct := min(n, r.rest)
-		r.payload = skip(r.payload, direct)
-		r.rest -= direct
+		c.filled(direct)
 		n -= direct
 		if r.rest > 0 {
 			return 0, nil
@@ -164,24 +293,28 @@ func (c *conn) handle(n int) (frames int, err error) {
 		frames++
 	}
 	for r.to += n; r.to-r.from >= HeaderBytes; {
-		if err := r.header.parse((*[HeaderBytes]byte)(r.intake[r.from:]), c.index); err != nil {
+		text := (*[HeaderBytes]byte)(r.intake[r.from:])
+		if err := r.header.parse(text, c.index); err != nil {
 			return frames, err
+		}
+		r.told, r.sum = binary.LittleEndian.Uint32(text[sumAt:]), 0
+		if c.plain {
+			r.sum = crc32.Checksum(text[:sumAt], castagnoli)
 		}
 		r.from += HeaderBytes
 		if r.header.Kind == Heartbeat {
+			if r.sum != r.told {
+				return frames, errSum
+			}
 			continue
 		}
-		if r.payload, err = c.link.node.config.Receiver.Place(c.link, c.index, &r.header); err != nil {
+		if err := c.place(); err != nil {
 			return frames, err
-		}
-		if r.rest = int(r.header.Bytes); length(r.payload) != r.rest {
-			return frames, fmt.Errorf("internal error: %v of %d bytes was given a place of %d", r.header.Kind, r.rest, length(r.payload))
 		}
 		for r.rest > 0 && r.from < r.to {
 			there := copy(r.payload[0], r.intake[r.from:r.to])
 			r.from += there
-			r.rest -= there
-			r.payload = skip(r.payload, there)
+			c.filled(there)
 		}
 		if r.rest > 0 {
 			return frames, nil
@@ -194,9 +327,50 @@ func (c *conn) handle(n int) (frames int, err error) {
 	return frames, nil
 }
 
+// place asks where the payload of a frame goes.
+func (c *conn) place() (err error) {
+	r := &c.receiving
+	r.payload, err = c.link.node.config.Receiver.Place(c.link, c.index, &r.header)
+	r.rest = int(r.header.Bytes)
+	if r.dropped = errors.Is(err, ErrDrop); r.dropped {
+		if r.scratch == nil && r.rest > 0 {
+			r.scratch = make([]byte, MaxMessage)
+		}
+		r.payload, err = [][]byte{r.scratch[:r.rest]}, nil
+	}
+	if err == nil && length(r.payload) != r.rest {
+		err = fmt.Errorf("internal error: %v of %d bytes was given a place of %d", r.header.Kind, r.rest, length(r.payload))
+	}
+	if err == nil {
+		r.payload = skip(r.payload, 0)
+	}
+	return err
+}
+
+// filled takes note of n bytes that lie at the beginning of the payload's place.
+func (c *conn) filled(n int) {
+	r := &c.receiving
+	r.rest -= n
+	if c.plain {
+		for left, k := n, 0; left > 0; k++ {
+			part := r.payload[k][:min(left, len(r.payload[k]))]
+			r.sum = crc32.Update(r.sum, castagnoli, part)
+			left -= len(part)
+		}
+	}
+	r.payload = skip(r.payload, n)
+}
+
 func (c *conn) arrived() error {
-	c.receiving.payload = nil
-	return c.link.node.config.Receiver.Arrived(c.link, c.index, &c.receiving.header)
+	r := &c.receiving
+	r.payload = nil
+	if r.sum != r.told {
+		return errSum
+	}
+	if r.dropped {
+		return nil
+	}
+	return c.link.node.config.Receiver.Arrived(c.link, c.index, &r.header)
 }
 
 // skip returns the list without its first n bytes and without empty slices at its beginning.
@@ -236,16 +410,17 @@ func readv(fd int, bufs [][]byte) (int, error) {
 	}
 }
 
-// run reads the connection until it is lost. It is the goroutine of the connection.
-func (c *conn) run() error {
+// run reads the connection until it ends. It is the goroutine of the connection.
+func (c *conn) run() (err error) {
+	defer recovered(&err)
 	if !c.plain {
 		return c.runSecure()
 	}
 	for {
 		c.parking.Lock()
-		word, ended := c.word, c.ended
+		word, over := c.word, c.over
 		c.parking.Unlock()
-		if ended {
+		if over {
 			return net.ErrClosed
 		}
 		if c.threads.Load() != 0 {
@@ -260,9 +435,7 @@ func (c *conn) run() error {
 					attended = true
 					return true
 				}
-				c.receiving.Lock()
-				_, err := c.once(func(bufs [][]byte) (int, error) { return readv(int(fd), bufs) })
-				c.receiving.Unlock()
+				err := c.locked(func(bufs [][]byte) (int, error) { return readv(int(fd), bufs) })
 				if errors.Is(err, errAgain) {
 					return false
 				}
@@ -282,11 +455,26 @@ func (c *conn) run() error {
 	}
 }
 
+// locked is once for a goroutine.
+func (c *conn) locked(read func([][]byte) (int, error)) error {
+	c.receiving.Lock()
+	defer c.receiving.Unlock() // also when the receiver panics
+	_, err := c.once(read)
+	return err
+}
+
+// recovered turns a panic into the error of a function, which ends the link.
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = &frameError{fmt.Errorf("internal error: panic: %v\n%s", p, debug.Stack())}
+	}
+}
+
 // park sleeps until the word is another one.
 func (c *conn) park(word uint64) {
 	c.parking.Lock()
 	defer c.parking.Unlock()
-	for c.word == word && !c.ended {
+	for c.word == word && !c.over {
 		c.changed.Wait()
 	}
 }
@@ -294,8 +482,7 @@ func (c *conn) park(word uint64) {
 // runSecure is run for TLS, which reads records and so cannot be read by somebody else in between.
 func (c *conn) runSecure() error {
 	for {
-		c.receiving.Lock()
-		_, err := c.once(func(bufs [][]byte) (int, error) {
+		err := c.locked(func(bufs [][]byte) (int, error) {
 			for _, b := range bufs {
 				if len(b) > 0 {
 					return c.Read(b)
@@ -303,7 +490,6 @@ func (c *conn) runSecure() error {
 			}
 			return 0, io.ErrNoProgress
 		})
-		c.receiving.Unlock()
 		if err != nil {
 			return err
 		}
@@ -324,6 +510,7 @@ func (c *conn) leave() {
 
 // poll reads what has come, by one system call. Somebody else who reads is left alone.
 func (c *conn) poll() (frames int, err error) {
+	defer recovered(&err)
 	if !c.plain || !c.receiving.TryLock() {
 		return 0, nil
 	}
@@ -343,9 +530,9 @@ func (c *conn) poll() (frames int, err error) {
 // shut ends the connection. When it returns, nobody reads into a payload's place any more, or will.
 // Requires: not within the receiver.
 func (c *conn) shut() {
-	_ = c.tcp.Close()
+	c.link.node.close(c.tcp)
 	c.parking.Lock()
-	c.ended = true
+	c.over = true
 	c.parking.Unlock()
 	c.changed.Broadcast()
 	c.receiving.Lock()

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 )
 
 // Kind is the kind of a frame.
@@ -26,15 +27,13 @@ const (
 	Declare
 	Collect
 	Promise
-	Propose
-	Accept
-	Refuse
 	Cause
+	Lost
 	Close
 )
 
 var names = [...]string{"", "HEARTBEAT", "MESSAGE", "ROOM", "EAGER", "ANNOUNCE", "GRANT", "DATA", "CREDIT", "GOODBYE", "ASK", "STATE", "EXCHANGE",
-	"DECLARE", "COLLECT", "PROMISE", "PROPOSE", "ACCEPT", "REFUSE", "CAUSE", "CLOSE"}
+	"DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST", "CLOSE"}
 
 func (k Kind) String() string {
 	if k == 0 || int(k) >= len(names) {
@@ -56,11 +55,17 @@ type Header struct {
 	Block    uint64
 	Taken    uint64
 	Tag      int32
-	Type     uint16
+	Type     uint8
 }
 
-// HeaderBytes is the length of an encoded header.
-const HeaderBytes = 64
+// HeaderBytes is the length of an encoded header. Its last 4 bytes, from sumAt on, are the checksum of a frame.
+const (
+	HeaderBytes = 64
+	sumAt       = 60
+)
+
+// castagnoli is the table of CRC-32C, for which processors have an instruction.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // The longest payloads.
 const (
@@ -109,23 +114,21 @@ var rules = [...]rule{
 	Ask:       {true, false, 0, useGroup},
 	State:     {true, false, maxState, useGroup},
 	Exchange:  {true, false, maxEntry, useGroup | useChannel | useNumber | useHash | useBlock | useTaken},
-	Declare:   {true, false, maxRecord, useGroup},
-	Collect:   {true, false, 0, useGroup | useNumber},
+	Declare:   {true, false, maxRecord, useGroup | useTaken},
+	Collect:   {true, false, 0, useGroup | useNumber | useTaken},
 	Promise:   {true, false, maxRecord, useGroup | useNumber | useTaken},
-	Propose:   {true, false, maxRecord, useGroup | useNumber},
-	Accept:    {true, false, 0, useGroup | useNumber},
-	Refuse:    {true, false, 0, useGroup | useNumber},
-	Cause:     {true, false, maxRecord, useGroup | useNumber},
+	Cause:     {true, false, maxRecord, useGroup | useNumber | useTaken},
+	Lost:      {true, false, 0, useGroup | useNumber | useBlock | useTaken},
 	Close:     {true, true, 0, useGroup},
 }
 
 // errHeader is the error of a header that no process sends.
 var errHeader = errors.New("a frame that no rank sends")
 
-// Encode writes the header.
+// Encode writes the header, with 0 in the place of the checksum.
 func (h *Header) Encode(to *[HeaderBytes]byte) {
 	le := binary.LittleEndian
-	to[0], to[1], to[2], to[3] = byte(h.Kind), h.Lane, h.Channel, 0
+	to[0], to[1], to[2], to[3] = byte(h.Kind), h.Lane, h.Channel, h.Type
 	le.PutUint32(to[4:], h.Bytes)
 	le.PutUint64(to[8:], h.Group)
 	le.PutUint32(to[16:], h.From)
@@ -135,15 +138,14 @@ func (h *Header) Encode(to *[HeaderBytes]byte) {
 	le.PutUint64(to[40:], h.Block)
 	le.PutUint64(to[48:], h.Taken)
 	le.PutUint32(to[56:], uint32(h.Tag))
-	le.PutUint16(to[60:], h.Type)
-	le.PutUint16(to[62:], 0)
+	le.PutUint32(to[sumAt:], 0)
 }
 
 func (h *Header) decode(from *[HeaderBytes]byte) {
 	le := binary.LittleEndian
 	*h = Header{Kind: Kind(from[0]), Lane: from[1], Channel: from[2], Bytes: le.Uint32(from[4:]), Group: le.Uint64(from[8:]),
 		From: le.Uint32(from[16:]), To: le.Uint32(from[20:]), Number: le.Uint64(from[24:]), Hash: le.Uint64(from[32:]),
-		Block: le.Uint64(from[40:]), Taken: le.Uint64(from[48:]), Tag: int32(le.Uint32(from[56:])), Type: le.Uint16(from[60:])}
+		Block: le.Uint64(from[40:]), Taken: le.Uint64(from[48:]), Tag: int32(le.Uint32(from[56:])), Type: from[3]}
 }
 
 // check returns an error unless a frame with this header may be sent on a connection.
@@ -170,11 +172,8 @@ func (h *Header) check(on int) error {
 	return nil
 }
 
-// parse accepts what Encode writes of a header that check accepts, and nothing else.
+// parse accepts what Encode writes of a header that check accepts, and nothing else. It does not look at the checksum.
 func (h *Header) parse(from *[HeaderBytes]byte, on int) error {
 	h.decode(from)
-	if from[3] != 0 || from[62] != 0 || from[63] != 0 {
-		return fmt.Errorf("%w: %v with bytes that are not 0", errHeader, h.Kind)
-	}
 	return h.check(on)
 }

@@ -12,12 +12,12 @@ import (
 // lives and that the way there and back is open; whether the process does anything is another matter.
 type Timing struct {
 	Beat     time.Duration // a connection that has sent nothing for so long sends a heartbeat; and how often links are looked at
-	Unacked  time.Duration // a connection is lost when nothing was acknowledged for so long while something was to be
+	Unacked  time.Duration // a connection is lost when it has made no progress for so long; and how long a link that ends is read
 	Greeting time.Duration // a stranger has so long for the handshake and the introduction
 }
 
-// DefaultTiming finds a dead host, or a cut in either direction, within 2.8 s: a heartbeat, the wait and a look.
-var DefaultTiming = Timing{Beat: 400 * time.Millisecond, Unacked: 2 * time.Second, Greeting: 5 * time.Second}
+// DefaultTiming finds a dead host, or a cut in either direction, within 2.25 s: at most two looks until a heartbeat, the wait and a look.
+var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Millisecond, Greeting: 5 * time.Second}
 
 // mostUnsent is how much a connection may hold before heartbeats are left out: the other process is stopped, and they would pile up.
 const mostUnsent = 4 << 10
@@ -53,19 +53,21 @@ func (n *Node) watch() {
 // look sends the heartbeats of a link and returns why it is lost, if it is. late: this process was stopped, so times begin anew.
 func (l *Link) look(now time.Time, late bool) error {
 	for _, c := range l.conns {
-		unsent, unacked, acked, err := c.kernel()
+		k, err := c.kernel()
 		if err != nil {
 			return err
 		}
-		if late || unacked == 0 || acked != c.acked.bytes {
-			c.acked.bytes, c.acked.since = acked, now
-		} else if waited := now.Sub(c.acked.since); waited >= l.node.config.Timing.Unacked {
+		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
 			return fmt.Errorf("%w (%v)", errUnacknowledged, waited.Round(100*time.Millisecond))
 		}
-		if unsent > mostUnsent || time.Duration(l.now()-c.sent.Load()) < l.node.config.Timing.Beat || !c.sending.TryLock() {
+		if !c.sending.TryLock() {
 			continue
 		}
-		err = c.write(&Header{Kind: Heartbeat}, nil)
+		err = c.tryFlush()
+		idle := time.Duration(l.now()-c.sent.Load()) >= l.node.config.Timing.Beat
+		if err == nil && k.queued <= mostUnsent && idle && len(c.sending.rest) == 0 {
+			err = c.write(&Header{Kind: Heartbeat}, nil)
+		}
 		c.sending.Unlock()
 		if err != nil {
 			return err
@@ -74,19 +76,39 @@ func (l *Link) look(now time.Time, late bool) error {
 	return nil
 }
 
-// kernel returns how many bytes of the connection the other end's kernel has not acknowledged, sent or not; how many packets are on the way;
-// and how many bytes it has acknowledged in all.
-func (c *conn) kernel() (unsent int, unacked uint32, acked uint64, err error) {
+// kernelState is what the kernel says of a connection.
+type kernelState struct {
+	queued int    // bytes that the other kernel has not acknowledged, sent or not
+	acked  uint64 // bytes that it has acknowledged in all
+	asked  bool   // a packet, or a probe of a window that is full or of a way that takes nothing, is without an answer
+}
+
+// progress is since when a connection has made none.
+type progress struct {
+	acked uint64
+	since time.Time
+}
+
+// look returns for how long there was no progress. A queue that waits for a slow process is none: its kernel answers probes.
+func (p *progress) look(k kernelState, now time.Time, late bool) time.Duration {
+	if late || k.queued == 0 || !k.asked || k.acked != p.acked {
+		p.acked, p.since = k.acked, now
+	}
+	return now.Sub(p.since)
+}
+
+// kernel asks the kernel.
+func (c *conn) kernel() (k kernelState, err error) {
 	failed := c.raw.Control(func(fd uintptr) {
 		var info *unix.TCPInfo
 		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err != nil {
 			return
 		}
-		unacked, acked = info.Unacked, info.Bytes_acked
-		unsent, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
+		k.acked, k.asked = info.Bytes_acked, info.Unacked > 0 || info.Probes > 0
+		k.queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
 	})
 	if failed != nil {
-		return 0, 0, 0, failed
+		return k, failed
 	}
-	return unsent, unacked, acked, err
+	return k, err
 }

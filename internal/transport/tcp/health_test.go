@@ -130,9 +130,33 @@ func TestOwnStop(t *testing.T) {
 	a, b := newEnd(t, nil), newEnd(t, nil)
 	l := a.linkTo(t, b)
 	c := l.conns[1]
-	c.acked.since = time.Now().Add(-time.Hour)
+	c.progress.since = time.Now().Add(-time.Hour)
 	require.NoError(t, l.look(time.Now(), true))
-	require.Less(t, time.Since(c.acked.since), soon)
+	require.Less(t, time.Since(c.progress.since), soon)
+}
+
+// What the kernel says decides since when a connection makes no progress.
+func TestProgress(t *testing.T) {
+	const second = time.Second
+	began := time.Now()
+	for name, c := range map[string]struct {
+		states []kernelState
+		want   time.Duration // after the last one
+	}{
+		"idle":                             {[]kernelState{{0, 9, false}, {0, 9, false}}, 0},
+		"acknowledged":                     {[]kernelState{{5, 9, true}, {5, 14, true}}, 0},
+		"a cut on the way":                 {[]kernelState{{5, 9, true}, {5, 9, true}, {70, 9, true}}, 2 * second},
+		"a black hole on this host":        {[]kernelState{{5, 9, false}, {5, 9, true}, {9, 9, true}}, 2 * second}, // nothing is on the way; probes are
+		"a window that is full":            {[]kernelState{{5, 9, false}, {5, 9, false}, {5, 9, false}}, 0},
+		"a window that is full, then dead": {[]kernelState{{5, 9, false}, {5, 9, true}}, second},
+	} {
+		var p progress
+		var waited time.Duration
+		for n, k := range c.states {
+			waited = p.look(k, began.Add(time.Duration(n)*second), n == 0)
+		}
+		require.Equal(t, c.want, waited, name)
+	}
 }
 
 // Every connection that is idle sends heartbeats.

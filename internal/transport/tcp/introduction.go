@@ -15,12 +15,12 @@ type Identity [16]byte
 var linkProtocol = handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: introductionBytes}
 
 // version of section 16 of docs/protocol.md.
-const version = 1
+const version = 2
 
 // introduction says, behind the handshake, which connection this is.
 type introduction struct {
 	from, to Identity
-	attempt  uint64 // all connections of a link have the same
+	attempt  uint64 // all connections of a link have the same; those of later attempts of a process have higher ones
 	index    uint8  // of the connection
 	data     uint8  // number of data connections
 }
@@ -57,6 +57,6 @@ func parseIntroduction(from []byte) (i introduction, err error) {
 const (
 	admitted   byte = 'a'
 	crossed    byte = 'c' // this process is dialing, and its connections are the ones that are kept
-	notWanted  byte = 'n' // there is, or was, a link already, or the introduction is for another process
+	notWanted  byte = 'n' // there is, or was, a link already, a later attempt has come, or the introduction is for another process
 	otherSetup byte = 's' // the processes have other numbers of data connections
 )

@@ -18,8 +18,12 @@ type Link struct {
 	conns []*conn        // the control connection, then the data connections
 	began time.Time
 
+	heard  atomic.Bool // a byte has come
 	losing sync.Once
 	why    atomic.Pointer[error]
+	hurry  sync.Once
+	atOnce chan struct{} // closed when nothing is to be read any more
+	over   atomic.Bool   // nothing is read any more
 	gone   chan struct{} // closed when nothing of the link runs any more
 	works  sync.WaitGroup
 }
@@ -46,7 +50,7 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return e.Why }
 
-// Err returns why the link is lost, or nil.
+// Err returns why the link ends, or nil. Nothing can be sent any more then, and what was on the way may still come.
 func (l *Link) Err() error {
 	if why := l.why.Load(); why != nil {
 		return *why
@@ -65,22 +69,61 @@ func (l *Link) start() {
 	}
 }
 
-// lose ends the link. The first reason counts.
+// lose begins the end of the link. The first reason counts. Unless the reason says that what comes is of no use, or that nothing can come,
+// all connections are read to their end first (docs/protocol.md, section 16, The end of a connection).
 func (l *Link) lose(err error) {
 	l.losing.Do(func() {
 		var why error = &LostError{l.peer, l.at, err}
 		l.why.Store(&why)
-		go func() {
-			for _, c := range l.conns {
-				c.shut()
-			}
-			l.works.Wait()
-			if l.node.config.Lost != nil && !errors.Is(err, errNodeClosed) {
-				l.node.config.Lost(l, why)
-			}
-			close(l.gone)
-		}()
+		go l.end(errors.Is(err, errNodeClosed), why)
 	})
+	if refused := (*frameError)(nil); errors.As(err, &refused) || errors.Is(err, errUnacknowledged) {
+		l.hurry.Do(func() { close(l.atOnce) })
+	}
+}
+
+// end ends the link. own: this process closes it, so what it has sent goes out first.
+func (l *Link) end(own bool, why error) {
+	limit := time.NewTimer(l.node.config.Timing.Unacked)
+	defer limit.Stop()
+	deadline := time.Now().Add(l.node.config.Timing.Unacked)
+	for _, c := range l.conns {
+		if !own {
+			_ = c.tcp.CloseWrite()
+			continue
+		}
+		_ = c.tcp.SetWriteDeadline(deadline)
+		l.works.Go(func() {
+			c.sending.Lock()
+			_ = c.flush()
+			c.sending.Unlock()
+			_ = c.tcp.CloseWrite()
+		})
+	}
+	l.drain(limit.C)
+	l.over.Store(true)
+	for _, c := range l.conns {
+		c.shut()
+	}
+	l.works.Wait()
+	l.node.ended(l)
+	if l.node.config.Lost != nil && !own {
+		l.node.config.Lost(l, why)
+	}
+	close(l.gone)
+}
+
+// drain waits until all connections were read to their end.
+func (l *Link) drain(limit <-chan time.Time) {
+	for _, c := range l.conns {
+		select {
+		case <-c.ended:
+		case <-l.atOnce:
+			return
+		case <-limit:
+			return
+		}
+	}
 }
 
 // Send sends a frame on a connection; 0 is the control connection. h.Bytes is set to the length of the payload. It returns when the
@@ -91,13 +134,37 @@ func (l *Link) Send(on int, h *Header, payload ...[]byte) error {
 	}
 	h.Bytes = uint32(length(payload))
 	if err := h.check(on); err != nil {
-		return fmt.Errorf("internal error: %w", err)
+		return l.own(err)
 	}
 	if err := l.conns[on].send(h, payload); err != nil {
 		l.lose(err)
 		return l.Err()
 	}
 	return nil
+}
+
+// own ends the link because this process wanted to send a frame that it may not send, for which the other one would wait.
+func (l *Link) own(err error) error {
+	l.lose(&frameError{fmt.Errorf("internal error: %w", err)})
+	return l.Err()
+}
+
+// TrySend is Send that does not wait: it reports false if the connection takes nothing now. Of a frame that it takes, the rest may go out
+// with a later call of TrySend, Send, Poll or Leave; the payload may be overwritten. A thread that attends the link uses it, polls, and tries
+// again: if it waited in Send, and one of the other process did as well, nobody would read.
+func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err error) {
+	if err := l.Err(); err != nil {
+		return false, err
+	}
+	h.Bytes = uint32(length(payload))
+	if err := h.check(on); err != nil {
+		return false, l.own(err)
+	}
+	if taken, err = l.conns[on].trySend(h, payload); err != nil {
+		l.lose(err)
+		return false, l.Err()
+	}
+	return taken, nil
 }
 
 // Attend lets the calling thread read the link by Poll, until Leave. Meanwhile no goroutine is woken for what comes.
@@ -111,22 +178,33 @@ func (l *Link) Attend() {
 func (l *Link) Leave() {
 	for _, c := range l.conns {
 		c.leave()
+		c.left()
 	}
 }
 
-// Poll gives the receiver what has come, and returns the number of frames. It does not wait.
+// Poll gives the receiver what has come, and returns the number of frames. It does not wait. It returns an error when nothing can come any
+// more.
 // Requires: Attend. Not within the receiver.
 func (l *Link) Poll() (frames int, err error) {
-	if err := l.Err(); err != nil {
-		return 0, err
-	}
+	ended := 0
 	for _, c := range l.conns {
 		n, err := c.poll()
 		frames += n
 		if err != nil {
 			l.lose(err)
-			return frames, l.Err()
+			ended++
+			continue
 		}
+		if c.sending.TryLock() {
+			err = c.tryFlush()
+			c.sending.Unlock()
+		}
+		if err != nil {
+			l.lose(err)
+		}
+	}
+	if ended == len(l.conns) || l.over.Load() {
+		return frames, l.Err()
 	}
 	return frames, nil
 }

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -114,7 +116,6 @@ func TestFramesThatNoProcessSends(t *testing.T) {
 		"kind 0":       func(h *[HeaderBytes]byte) { h[0] = 0 },
 		"too long":     func(h *[HeaderBytes]byte) { h[6] = 2 },
 		"longest":      func(h *[HeaderBytes]byte) { h[7] = 255 },
-		"reserved":     func(h *[HeaderBytes]byte) { h[63] = 1 },
 		"field":        func(h *[HeaderBytes]byte) { h[56] = 1 },
 		"connection":   func(h *[HeaderBytes]byte) { h[0] = byte(Collect) },
 	} {
@@ -136,8 +137,176 @@ func TestOwnFramesAreChecked(t *testing.T) {
 	a, b := newEnd(t, nil), newEnd(t, nil)
 	l := a.linkTo(t, b)
 	require.ErrorIs(t, l.Send(control, message(1)), errHeader)
-	require.ErrorIs(t, l.Send(1, message(1), make([]byte, MaxMessage+1)), errHeader)
-	require.NoError(t, l.Err())
+	require.ErrorIs(t, a.awaitLoss(t), errHeader, "the other end would wait for that frame")
+	require.Error(t, b.awaitLoss(t))
+
+	a, b = newEnd(t, nil), newEnd(t, nil)
+	_, err := a.linkTo(t, b).TrySend(1, message(1), make([]byte, MaxMessage+1))
+	require.ErrorIs(t, err, errHeader)
+	require.ErrorIs(t, a.awaitLoss(t), errHeader)
+}
+
+// A process that ends its links in order loses nothing that it has sent, on whatever connection, also while the other one still sends.
+func TestNothingIsLostAtExit(t *testing.T) {
+	noLeaks(t)
+	const each = 40
+	for range 10 {
+		a, b := newEnd(t, nil), newEnd(t, nil)
+		l, back := a.linkTo(t, b), b.linkOf(t, a)
+		a.set(func(int, *Header) ([][]byte, error) { return nil, ErrDrop })
+		var sending sync.WaitGroup
+		sending.Go(func() {
+			for n := uint64(1); back.Send(2, message(n), make([]byte, 1000)) == nil; n++ {
+			}
+		})
+		for n := range uint64(each) {
+			for on := 1; on <= 2; on++ {
+				require.NoError(t, l.Send(on, message(n+1), make([]byte, 20_000)))
+			}
+			require.NoError(t, l.Send(control, &Header{Kind: Collect, Group: 9, Number: n + 1}))
+		}
+		a.Close()
+		require.ErrorIs(t, b.awaitLoss(t), io.EOF)
+		require.Equal(t, 3*each, b.count())
+		sending.Wait()
+	}
+}
+
+// Closing a node does not wait for a process that does nothing.
+func TestCloseWithAStoppedProcess(t *testing.T) {
+	noLeaks(t)
+	quick := func(c *Config) { c.Timing = fast }
+	a, b := newEnd(t, quick), newEnd(t, quick)
+	held, slow := make(chan struct{}), make(chan struct{})
+	b.set(func(int, *Header) ([][]byte, error) {
+		close(held)
+		<-slow
+		return nil, nil
+	})
+	l := a.linkTo(t, b)
+	require.NoError(t, l.Send(1, message(1)))
+	<-held
+	a.Close() // returns although b does not end its side
+	close(slow)
+	require.Error(t, b.awaitLoss(t))
+}
+
+// Two threads that attend, and have more to send than connections hold, do not wait for each other. With Send they would.
+func TestThreadsThatAttendSendWithoutWaiting(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there, back := a.linkTo(t, b), b.linkOf(t, a)
+	const messages = 300
+	var both sync.WaitGroup
+	talk := func(e *end, l *Link) {
+		l.Attend()
+		defer l.Leave()
+		for sent := 0; sent < messages || e.count() < messages; {
+			if sent < messages {
+				body := bytes.Repeat([]byte{byte(sent)}, MaxMessage)
+				taken, err := l.TrySend(1, message(uint64(sent+1)), body[:100], body[100:])
+				require.NoError(t, err)
+				if taken {
+					sent++
+				}
+			}
+			_, err := l.Poll()
+			require.NoError(t, err)
+		}
+	}
+	both.Go(func() { talk(a, there) })
+	both.Go(func() { talk(b, back) })
+	both.Wait()
+	for _, e := range []*end{a, b} {
+		for n, f := range e.await(t, messages) {
+			require.EqualValues(t, n+1, f.h.Number)
+			require.Equal(t, MaxMessage, len(f.body))
+			require.Equal(t, byte(n), f.body[MaxMessage-1])
+		}
+	}
+}
+
+// The rest of a frame that was taken in part goes out when the thread leaves.
+func TestRestOfAFrameGoesOut(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there := a.linkTo(t, b)
+	b.linkOf(t, a)
+	held, slow := make(chan struct{}), make(chan struct{})
+	b.set(func(_ int, h *Header) ([][]byte, error) {
+		if h.Number == 1 {
+			close(held)
+			<-slow
+		}
+		return nil, nil
+	})
+	there.Attend()
+	sent := 0
+	for {
+		taken, err := there.TrySend(1, message(uint64(sent+1)), make([]byte, MaxMessage))
+		require.NoError(t, err)
+		if !taken {
+			break
+		}
+		sent++
+	}
+	<-held
+	close(slow)
+	there.Leave()
+	b.await(t, sent)
+}
+
+// Data that the network damages never count as a message.
+func TestDamagedFrame(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	r := newRelay(t, b.at[0])
+	b.at = []netip.AddrPort{r.address()}
+	l := a.linkTo(t, b)
+	r.mu.Lock()
+	r.spoil = func(sent []byte) { sent[len(sent)/2] ^= 1 }
+	r.mu.Unlock()
+	_ = l.Send(1, message(1), make([]byte, 40_000))
+	require.Error(t, b.awaitLoss(t))
+	require.Zero(t, b.count())
+
+	a, b = newEnd(t, nil), newEnd(t, nil)
+	l = a.linkTo(t, b)
+	var text [HeaderBytes]byte
+	message(1).Encode(&text) // with 0 for a checksum
+	_, err := l.conns[1].Write(text[:])
+	require.NoError(t, err)
+	require.ErrorIs(t, b.awaitLoss(t), errSum)
+	require.Zero(t, b.count())
+}
+
+// A frame that nobody waits for is read and forgotten, and what follows is delivered.
+func TestDroppedFrames(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	b.set(func(_ int, h *Header) ([][]byte, error) {
+		if h.Number%2 == 1 {
+			return nil, ErrDrop
+		}
+		return nil, nil
+	})
+	l := a.linkTo(t, b)
+	for n := range uint64(6) {
+		require.NoError(t, l.Send(1, message(n+1), make([]byte, n*12_000)))
+	}
+	for n, f := range b.await(t, 3) {
+		require.EqualValues(t, 2*n+2, f.h.Number)
+	}
+}
+
+// A panic of the receiver ends the link with its text, and nothing else.
+func TestPanicOfTheReceiver(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	b.set(func(int, *Header) ([][]byte, error) { panic("no such place") })
+	require.NoError(t, a.linkTo(t, b).Send(1, message(1)))
+	require.ErrorContains(t, b.awaitLoss(t), "panic: no such place")
+	require.Error(t, a.awaitLoss(t))
 }
 
 // What comes in the middle of a frame, or instead of the rest of it, is a loss, and the place of the payload is free when Lost is called.

@@ -4,15 +4,18 @@ import (
 	"bytes"
 	"container/list"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/handshake"
 )
@@ -37,15 +40,21 @@ type Config struct {
 	Receiver Receiver
 	Lost     func(l *Link, why error) // called once for a link that is lost, when nothing of it is read or written any more; may be nil
 	Timing   Timing                   // zero: DefaultTiming
+	// Opened and Closing are called for each descriptor of the node, after it was made and before it is closed, so that forked children
+	// can close it. They may be nil.
+	Opened, Closing func(fd uintptr)
 }
 
 // maxStrangers bounds the connections that have proved nothing yet; the oldest one makes room for a new one.
 const maxStrangers = 256
 
-// Limits of what is read of a connection before both proofs are there.
+// crossedWait is how long a process whose attempt has crossed that of the other one waits before it tries again.
+const crossedWait = 250 * time.Millisecond
+
+// maxBefore bounds what is read of a connection before the first proof, and, with TLS, between the two: certificates are a part of that.
 const (
-	maxBefore    = 4 << 10
-	maxBeforeTLS = 16 << 10 // certificates are a part of it
+	maxBefore  = 4 << 10
+	maxBetween = 16 << 10
 )
 
 // Node is this process's end of all of its links.
@@ -53,6 +62,9 @@ type Node struct {
 	config    Config
 	listeners []net.Listener
 	closing   chan struct{}
+	stop      context.CancelFunc // ends what dials
+	dials     context.Context
+	attempts  atomic.Uint64
 	works     sync.WaitGroup
 
 	mu        sync.Mutex
@@ -65,6 +77,7 @@ type Node struct {
 type peer struct {
 	link     *Link // stays when it is lost, so that it is not made again
 	dialing  bool
+	newest   uint64 // the highest attempt of the other process
 	incoming *incoming
 	changed  chan struct{} // closed, and replaced, when something of this has changed
 }
@@ -81,6 +94,7 @@ type incoming struct {
 var (
 	errNodeClosed = errors.New("the links of this process were closed")
 	errCrossed    = errors.New("the other process is dialing as well")
+	errGivenUp    = errors.New("the attempt was given up")
 )
 
 // NewNode returns a node that admits what comes to the listeners. The node closes them.
@@ -92,26 +106,48 @@ func NewNode(c Config, listeners []net.Listener) (*Node, error) {
 		c.Timing = DefaultTiming
 	}
 	n := &Node{config: c, listeners: listeners, closing: make(chan struct{}), peers: map[Identity]*peer{}, strangers: list.New()}
+	n.dials, n.stop = context.WithCancel(context.Background())
 	for _, l := range listeners {
+		n.opened(l)
 		n.works.Go(func() { n.accept(l) })
 	}
 	n.works.Go(n.watch)
 	return n, nil
 }
 
-// Close ends all links, without a call of Lost for those that it ends. When it returns nothing of the node runs any more, Lost included.
+// opened tells of a descriptor that was made.
+func (n *Node) opened(c any) { tell(c, n.config.Opened) }
+
+// close closes a connection or listener.
+func (n *Node) close(c io.Closer) {
+	tell(c, n.config.Closing)
+	_ = c.Close()
+}
+
+// tell calls do with the descriptor, unless it is closed.
+func tell(c any, do func(fd uintptr)) {
+	if s, ok := c.(syscall.Conn); ok && do != nil {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = raw.Control(do)
+		}
+	}
+}
+
+// Close ends all links, without a call of Lost for those that it ends. What was sent goes out first, and what the others send is read to its
+// end, for Timing.Unacked at most. When Close returns nothing of the node runs any more, Lost included.
 // Requires: not within the receiver or Lost.
 func (n *Node) Close() {
 	n.mu.Lock()
 	if !n.closed {
 		n.closed = true
 		close(n.closing)
+		n.stop()
 	}
 	for _, l := range n.listeners {
-		_ = l.Close()
+		n.close(l)
 	}
 	for e := n.strangers.Front(); e != nil; e = e.Next() {
-		_ = e.Value.(net.Conn).Close()
+		n.close(e.Value.(net.Conn))
 	}
 	var links []*Link
 	for _, p := range n.peers {
@@ -124,6 +160,8 @@ func (n *Node) Close() {
 	n.mu.Unlock()
 	for _, l := range links {
 		l.lose(errNodeClosed)
+	}
+	for _, l := range links {
 		<-l.gone
 	}
 	n.works.Wait()
@@ -165,10 +203,39 @@ func (n *Node) forget(p *peer) {
 	p.incoming.timer.Stop()
 	for _, c := range p.incoming.tcp {
 		if c != nil {
-			_ = c.Close()
+			n.close(c)
 		}
 	}
 	p.incoming = nil
+}
+
+// ended takes note of a link that has ended. One over which nothing has come counts as an attempt: the other process may have no link.
+func (n *Node) ended(l *Link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.peers[l.peer]; p != nil && p.link == l && !l.heard.Load() {
+		p.link = nil
+		p.signal()
+	}
+}
+
+// dead reports whether a connection of the attempt has ended. Nobody reads them yet.
+// Requires: the lock.
+func (in *incoming) dead() (ended bool) {
+	for _, c := range in.tcp {
+		if c == nil {
+			continue
+		}
+		raw, err := c.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) {
+				n, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+				ended = ended || err == nil && n == 0 || err != nil && err != unix.EAGAIN && err != unix.EINTR
+			})
+		}
+		ended = ended || err != nil
+	}
+	return ended
 }
 
 // Link returns the link to a process that listens at one of the addresses, which are tried in their order. It makes the link if there is none. A
@@ -180,7 +247,9 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Lin
 	for {
 		n.mu.Lock()
 		p := n.peer(id)
-		changed := p.changed
+		if p.incoming != nil && p.incoming.dead() {
+			n.forget(p)
+		}
 		switch {
 		case n.closed:
 			n.mu.Unlock()
@@ -194,23 +263,20 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Lin
 			err := n.dial(ctx, id, at)
 			n.mu.Lock()
 			p.dialing = false
-			changed = p.changed
-			there := p.link != nil
-			if err == nil || !errors.Is(err, errCrossed) {
-				p.signal()
-			}
-			n.mu.Unlock()
-			if err != nil && !errors.Is(err, errCrossed) && !there {
+			p.signal()
+			if err != nil && !errors.Is(err, errCrossed) && p.link == nil && p.incoming == nil && !n.closed {
+				n.mu.Unlock()
 				return nil, err
 			}
-			if !errors.Is(err, errCrossed) || there {
+			if err == nil || !errors.Is(err, errCrossed) || p.link != nil {
+				n.mu.Unlock()
 				continue
 			}
-		default:
-			n.mu.Unlock()
 		}
+		changed := p.changed
+		n.mu.Unlock()
 		// The other process is dialing, or another thread of this one.
-		timer := time.NewTimer(n.config.Timing.Greeting)
+		timer := time.NewTimer(crossedWait)
 		select {
 		case <-changed:
 		case <-timer.C:
@@ -225,14 +291,15 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Lin
 
 // dial makes all connections of a link.
 func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort) (err error) {
-	var random [8]byte
-	_, _ = rand.Read(random[:]) // never fails: it ends the process instead
-	i := introduction{from: n.config.Self, to: id, attempt: binary.LittleEndian.Uint64(random[:]), data: uint8(n.config.Data)}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.dials, cancel)()
+	i := introduction{from: n.config.Self, to: id, attempt: n.attempts.Add(1), data: uint8(n.config.Data)}
 	conns, raws := make([]net.Conn, n.config.Data+1), make([]*net.TCPConn, n.config.Data+1)
 	defer func() {
 		for _, c := range raws {
 			if err != nil && c != nil {
-				_ = c.Close()
+				n.close(c)
 			}
 		}
 	}()
@@ -265,19 +332,23 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (
 		return nil, nil, err
 	}
 	own := plain.(*net.TCPConn)
-	stop := context.AfterFunc(ctx, func() { _ = own.Close() })
+	n.opened(own)
+	stop := context.AfterFunc(ctx, func() { n.close(own) })
 	defer func() {
 		if !stop() && err == nil {
 			err = ctx.Err()
 		}
 		if err != nil {
-			_ = own.Close()
+			n.close(own)
 			c, raw = nil, nil
 		}
 	}()
 	deadline, _ := ctx.Deadline()
 	c, key := plain, n.config.Key
 	if n.config.TLS != nil {
+		if _, err = linkProtocol.Greet(plain, n.config.Space, key, deadline); err != nil {
+			return nil, nil, err
+		}
 		secure := tls.Client(plain, n.config.TLS)
 		if err = secure.HandshakeContext(ctx); err != nil {
 			return nil, nil, err
@@ -314,7 +385,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (
 
 // up makes the link of complete connections, which are those of an attempt of the other process unless in is nil.
 func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, in *incoming) error {
-	l := &Link{node: n, peer: id, at: addressOf(raws[control]), began: time.Now(), gone: make(chan struct{})}
+	l := &Link{node: n, peer: id, at: addressOf(raws[control]), began: time.Now(), atOnce: make(chan struct{}), gone: make(chan struct{})}
 	for k, c := range conns {
 		made, err := newConn(l, k, c, raws[k])
 		if err != nil {
@@ -330,6 +401,9 @@ func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, in *incomi
 	}
 	if p.link != nil {
 		return errors.New("internal error: two links to one process")
+	}
+	if in != nil && p.incoming != in {
+		return errGivenUp // the timer, or a later attempt, came first
 	}
 	if p.incoming != in {
 		n.forget(p)
@@ -359,16 +433,17 @@ func (n *Node) accept(l net.Listener) {
 		default:
 			raw := c.(*net.TCPConn)
 			_ = raw.SetKeepAlive(false) // heartbeats do that
+			n.opened(raw)
 			n.mu.Lock()
 			if n.closed {
 				n.mu.Unlock()
-				_ = c.Close()
+				n.close(raw)
 				return
 			}
 			if n.strangers.Len() >= maxStrangers {
 				oldest := n.strangers.Front()
 				n.strangers.Remove(oldest)
-				_ = oldest.Value.(net.Conn).Close()
+				n.close(oldest.Value.(net.Conn))
 			}
 			e := n.strangers.PushBack(c)
 			n.works.Go(func() { n.meet(raw, e) })
@@ -402,13 +477,13 @@ func (n *Node) meet(raw *net.TCPConn, e *list.Element) {
 	n.strangers.Remove(e) // does nothing if the stranger has made room for another one
 	n.mu.Unlock()
 	if err != nil {
-		_ = raw.Close()
+		n.close(raw)
 		return
 	}
 	in, answer := n.reserve(i, raw)
 	sent := s.Send([]byte{answer})
 	if answer != admitted {
-		_ = raw.Close()
+		n.close(raw)
 		return
 	}
 	if sent != nil || c.SetDeadline(time.Time{}) != nil {
@@ -418,17 +493,25 @@ func (n *Node) meet(raw *net.TCPConn, e *list.Element) {
 	n.take(i, in, c)
 }
 
-// admit makes the handshake.
+// admit makes the handshake. A panic in it, of what a stranger has sent, ends the connection and nothing else.
 func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake.Session, err error) {
+	defer recovered(&err)
 	deadline := time.Now().Add(n.config.Timing.Greeting)
 	if err = raw.SetDeadline(deadline); err != nil {
 		return nil, i, nil, err
 	}
 	key := n.config.Key
+	keyOf := func(name handshake.Space) (handshake.Key, bool) { return key, name == n.config.Space }
 	limit := &bounded{Conn: raw, left: maxBefore}
 	c = limit
 	if n.config.TLS != nil {
-		limit.left = maxBeforeTLS
+		if _, _, err = linkProtocol.Admit(c, time.Until(deadline), keyOf); err != nil {
+			return nil, i, nil, err
+		}
+		if err = raw.SetDeadline(deadline); err != nil {
+			return nil, i, nil, err
+		}
+		limit.left = maxBetween
 		secure := tls.Server(limit, n.config.TLS)
 		if err = secure.Handshake(); err != nil {
 			return nil, i, nil, err
@@ -438,9 +521,7 @@ func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake
 		}
 		c = secure
 	}
-	s, _, err = linkProtocol.Admit(c, time.Until(deadline), func(name handshake.Space) (handshake.Key, bool) {
-		return key, name == n.config.Space
-	})
+	s, _, err = linkProtocol.Admit(c, time.Until(deadline), keyOf)
 	if err != nil {
 		return nil, i, nil, err
 	}
@@ -476,6 +557,10 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 	case p.dialing && bytes.Compare(n.config.Self[:], i.from[:]) < 0:
 		return nil, crossed
 	}
+	if i.attempt < p.newest {
+		return nil, notWanted // it was under way for longer than a later attempt
+	}
+	p.newest = i.attempt
 	if p.incoming != nil && p.incoming.attempt != i.attempt { // that attempt was given up
 		n.forget(p)
 	}

@@ -66,6 +66,8 @@ type relay struct {
 	mu   sync.Mutex
 	sent [][]byte
 	over []net.Conn
+	// spoil changes what the dialer has sent, if it is not nil.
+	spoil func([]byte)
 }
 
 func newRelay(t *testing.T, to netip.AddrPort) *relay {
@@ -116,6 +118,9 @@ func (r *relay) pass(c net.Conn) {
 			return
 		}
 		r.mu.Lock()
+		if r.spoil != nil {
+			r.spoil(buf[:n])
+		}
 		r.sent[k] = append(r.sent[k], buf[:n]...)
 		r.mu.Unlock()
 		if _, err := d.Write(buf[:n]); err != nil {
@@ -204,6 +209,9 @@ func TestHalfALink(t *testing.T) {
 	require.Nil(t, introduce(other))
 	i.attempt, i.index = 2, 1 // of a new attempt, which takes the place of the old one
 	require.Equal(t, []byte{admitted}, introduce(i))
+	late := i
+	late.attempt, late.index = 1, 2
+	require.Equal(t, []byte{notWanted}, introduce(late), "a connection of an older attempt does not end a newer one")
 	half := func() bool {
 		b.Node.mu.Lock()
 		defer b.Node.mu.Unlock()

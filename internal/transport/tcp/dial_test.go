@@ -1,0 +1,123 @@
+package tcp
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// proved returns a connection to b that has proved the secret and was admitted.
+func proved(t *testing.T, b *end, i introduction) net.Conn {
+	t.Helper()
+	c := knock(t, b)
+	s, err := linkProtocol.Greet(c, testSpace, testKey, time.Now().Add(soon))
+	require.NoError(t, err)
+	require.NoError(t, s.Send(i.encode()))
+	answer, err := s.Receive()
+	require.NoError(t, err)
+	require.Equal(t, []byte{admitted}, answer)
+	return c
+}
+
+// An attempt of another process whose connections have ended does not keep this one from dialing, for as long as strangers have time.
+func TestAttemptThatHasEnded(t *testing.T) {
+	noLeaks(t)
+	slow := func(c *Config) { c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Greeting: time.Hour} }
+	a, b := newEnd(t, slow), newEnd(t, slow)
+	require.NoError(t, proved(t, b, introduction{from: a.id, to: b.id, attempt: 1, data: 2}).Close())
+	b.linkTo(t, a)
+}
+
+// An attempt that a timer gives up while its last connection comes makes no link of closed connections.
+func TestTimerAndLastConnection(t *testing.T) {
+	noLeaks(t)
+	b := newEnd(t, nil)
+	i := introduction{from: Identity{1}, to: b.id, attempt: 1, data: 2}
+	for k := range uint8(2) {
+		i.index = k
+		proved(t, b, i)
+	}
+	b.Node.mu.Lock()
+	in := b.peers[i.from].incoming
+	conns, raws := in.conns, in.tcp
+	b.Node.mu.Unlock()
+	b.giveUp(i.from, in)
+	require.ErrorIs(t, b.up(i.from, conns[:1], raws[:1], in), errGivenUp)
+	b.Node.mu.Lock()
+	defer b.Node.mu.Unlock()
+	require.Nil(t, b.peers[i.from].link)
+}
+
+// A link over which nothing has come counts as an attempt: the other process may never have had it.
+func TestLinkOfWhichNothingCame(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Minute} })
+	i := introduction{from: a.id, to: b.id, attempt: 0, data: 2}
+	for k := range uint8(3) {
+		i.index = k
+		c := proved(t, b, i)
+		defer c.Close()
+		if k == 2 {
+			b.linkOf(t, a)
+			require.NoError(t, c.Close())
+		}
+	}
+	require.Error(t, b.awaitLoss(t))
+	require.NoError(t, a.linkTo(t, b).Send(1, message(1), []byte("again")))
+	require.Equal(t, "again", b.await(t, 1)[0].body)
+}
+
+// Closing a node ends what it dials at once.
+func TestCloseWhileDialing(t *testing.T) {
+	noLeaks(t)
+	a := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Greeting: time.Hour} })
+	silent := listenOn(t, "127.0.0.1:0")
+	defer silent.Close()
+	b := newEnd(t, nil)
+	b.at = b.at[:0]
+	b.at = append(b.at, silent.Addr().(*net.TCPAddr).AddrPort())
+	done := make(chan error)
+	go func() {
+		_, err := a.Link(context.Background(), b.id, b.at)
+		done <- err
+	}()
+	c, err := silent.Accept()
+	require.NoError(t, err)
+	defer c.Close()
+	a.Close()
+	require.ErrorIs(t, <-done, errNodeClosed)
+}
+
+// Every descriptor is told when it was made and before it is closed, and none is left.
+func TestDescriptorsAreTold(t *testing.T) {
+	noLeaks(t)
+	var mu sync.Mutex
+	open, most := map[uintptr]bool{}, 0
+	told := func(c *Config) {
+		c.Opened = func(fd uintptr) {
+			mu.Lock()
+			defer mu.Unlock()
+			open[fd] = true
+			most = max(most, len(open))
+		}
+		c.Closing = func(fd uintptr) {
+			mu.Lock()
+			defer mu.Unlock()
+			delete(open, fd)
+		}
+	}
+	a, b := newEnd(t, told), newEnd(t, told)
+	require.NoError(t, a.linkTo(t, b).Send(1, message(1)))
+	b.await(t, 1)
+	a.Close()
+	require.Error(t, b.awaitLoss(t))
+	b.Close()
+	mu.Lock()
+	defer mu.Unlock()
+	require.Equal(t, 2+2*3, most, "2 listeners, and 3 connections with 2 ends")
+	require.Empty(t, open)
+}
