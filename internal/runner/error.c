@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "group.h"
 
@@ -21,13 +22,35 @@ int32_t scr_no_memory(sagecomm_error *err) {
 
 static bool forked;
 
-static void in_child(void) { forked = true; }
+/* Descriptors that a forked child closes, a bit each. Where the child kept the connections of links, peers would not notice that
+ * its parent was killed. Higher descriptors are kept. */
+#define CHILD_FDS 65536
+static _Atomic uint64_t child_closes[CHILD_FDS / 64];
+
+static void in_child(void) {
+  forked = true;
+  for (int w = 0; w < CHILD_FDS / 64; w++) {
+    uint64_t fds = atomic_exchange_explicit(&child_closes[w], 0, memory_order_relaxed);
+    for (; fds != 0; fds &= fds - 1) close(64 * w + __builtin_ctzll(fds));
+  }
+}
 
 static void register_fork(void) { pthread_atfork(NULL, NULL, in_child); }
 
 void scr_watch_fork(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, register_fork);
+}
+
+void scr_close_in_child(int32_t fd, bool closes) {
+  if (fd < 0 || fd >= CHILD_FDS) return;
+  const uint64_t bit = UINT64_C(1) << (fd % 64);
+  if (closes) {
+    scr_watch_fork();
+    atomic_fetch_or_explicit(&child_closes[fd / 64], bit, memory_order_relaxed);
+  } else {
+    atomic_fetch_and_explicit(&child_closes[fd / 64], ~bit, memory_order_relaxed);
+  }
 }
 
 bool scr_in_child(void) { return SCR_UNLIKELY(forked); }

@@ -3,6 +3,7 @@ package shadow
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"unsafe"
 
@@ -45,8 +46,12 @@ type Pair struct {
 	left   uint64 // its number
 	closes uint64 // connections on which CLOSE has come
 	closed bool   // CLOSE was sent on all
+	gone   bool   // the remote rank has given up in the rendezvous
 	over   bool   // nothing touches the memory of the pair any more
 }
+
+// gaveUp is the goodbye of a rank that has given up in the rendezvous. It sets no detached.
+const gaveUp = math.MaxUint64
 
 // lane is one lane of a pair. The pump's goroutine alone uses sent and told, and who reads the channel's connection came.
 type lane struct {
@@ -102,6 +107,9 @@ func (p *Pair) header(kind tcp.Kind) tcp.Header {
 
 // push sends what this rank has published. It reports whether there was anything.
 func (p *Pair) push() (moved bool, err error) {
+	if p.abandoned() {
+		return true, p.abandon()
+	}
 	if p.closing {
 		return false, nil
 	}
@@ -111,6 +119,9 @@ func (p *Pair) push() (moved bool, err error) {
 	for n := range p.lanes {
 		l := &p.lanes[n]
 		for k := range l.channels {
+			if p.leaving {
+				break // nothing follows a goodbye
+			}
 			m, err := p.pushChannel(n, k)
 			if moved = moved || m; err != nil {
 				return moved, err
@@ -125,7 +136,7 @@ func (p *Pair) push() (moved bool, err error) {
 			return true, err
 		}
 	}
-	if detached {
+	if detached || left == gaveUp {
 		p.closing = true
 		err := p.everywhere(p.header(tcp.Close))
 		p.mu.Lock()
@@ -137,6 +148,36 @@ func (p *Pair) push() (moved bool, err error) {
 	return moved, nil
 }
 
+// abandoned reports whether the remote rank has given up and the pair is not over yet.
+func (p *Pair) abandoned() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gone && !p.over
+}
+
+// abandon ends the pair because the remote rank has given up. Who finds that goodbye in the shadow may give memory back at once, so it is
+// stored last.
+func (p *Pair) abandon() (err error) {
+	if !p.closing {
+		p.closing = true
+		err = p.everywhere(p.header(tcp.Close))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return err
+	}
+	p.over = true
+	host := &p.lanes[runner.HostLane]
+	for n := range p.lanes {
+		p.lanes[n].own.WakeAll(p.engine)
+	}
+	host.own.Detached(p.To).Store(1)
+	host.shadow.Left().Store(gaveUp)
+	p.engine.Ring() // of the process; who sleeps on another bell looks every 50 ms
+	return err
+}
+
 // end tells the owner of the memory that nothing touches it any more, once both ranks have said so.
 // Requires: the lock.
 func (p *Pair) end() {
@@ -146,10 +187,11 @@ func (p *Pair) end() {
 	}
 }
 
+// isOver reports whether no frame of the pair comes any more, and nothing touches its memory.
 func (p *Pair) isOver() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.over
+	return p.over && p.all(p.closes)
 }
 
 // everywhere sends a frame on every connection, behind what was sent there.
@@ -205,6 +247,12 @@ func (p *Pair) wrong(h *tcp.Header, format string, args ...any) error {
 
 // accept compares a header with what may come, and returns where its payload goes.
 func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
+	p.mu.Lock()
+	behind := p.closes&(1<<on) != 0 || h.Kind != tcp.Close && (p.over || p.byes&(1<<on) != 0)
+	p.mu.Unlock()
+	if behind {
+		return nil, p.wrong(h, "it comes on connection %d behind the end", on) // the memory may have been given back
+	}
 	switch h.Kind {
 	case tcp.Message, tcp.Room:
 		if int(h.Lane) >= len(p.lanes) || int(h.Channel) >= runner.Channels || on != p.connection(int(h.Lane), int(h.Channel)) {
@@ -255,6 +303,10 @@ func (p *Pair) store(on int, h *tcp.Header) error {
 		}
 		p.byes |= 1 << on
 		p.left = h.Number
+		if p.all(p.byes) && h.Number == gaveUp {
+			p.gone = true // the pump does the rest
+			return nil
+		}
 		if p.all(p.byes) {
 			p.lanes[runner.HostLane].shadow.Left().Store(h.Number)
 			for n := range p.lanes {

@@ -1,7 +1,9 @@
 package shadow
 
 import (
+	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 	"unsafe"
@@ -12,9 +14,10 @@ import (
 
 // Set is all pairs of a process. It is the receiver of the links of a node; its method Lost is for tcp.Config.
 type Set struct {
-	mu    sync.Mutex
-	pairs map[key]*Pair
-	pumps map[*tcp.Link]*pump
+	mu     sync.Mutex
+	pairs  map[key]*Pair
+	groups map[group]int // pairs of each
+	pumps  map[*tcp.Link]*pump
 }
 
 var _ tcp.Receiver = (*Set)(nil)
@@ -26,10 +29,18 @@ type key struct {
 	from, to uint32
 }
 
+// group is a group as far as one link serves it.
+type group struct {
+	link   *tcp.Link
+	number uint64
+}
+
 func (p *Pair) key() key { return key{p.Link, p.Group, uint32(p.To), uint32(p.Rank)} }
 
 // NewSet returns a set without pairs.
-func NewSet() *Set { return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}} }
+func NewSet() *Set {
+	return &Set{pairs: map[key]*Pair{}, groups: map[group]int{}, pumps: map[*tcp.Link]*pump{}}
+}
 
 // pump sends what the ranks of this process publish for those at the other end of a link.
 type pump struct {
@@ -56,6 +67,7 @@ func (s *Set) Add(c Config) (*Pair, error) {
 		return nil, fmt.Errorf("internal error: two shadows of rank %d for rank %d", c.To, c.Rank)
 	}
 	s.pairs[p.key()] = p
+	s.groups[group{c.Link, c.Group}]++
 	m := s.pumps[c.Link]
 	if m == nil {
 		m = &pump{bell: runner.BellAt(unsafe.Add(c.Own.Arena, c.Bell)), done: make(chan struct{})}
@@ -72,6 +84,11 @@ func (s *Set) Add(c Config) (*Pair, error) {
 // run is the goroutine of the pump. It ends when the link is lost.
 func (m *pump) run(s *Set, l *tcp.Link) {
 	defer close(m.done)
+	defer func() {
+		if p := recover(); p != nil {
+			l.Break(fmt.Errorf("internal error: panic: %v\n%s", p, debug.Stack()))
+		}
+	}()
 	for l.Err() == nil {
 		heard := m.bell.Read()
 		m.mu.Lock()
@@ -107,7 +124,7 @@ func (s *Set) drop(m *pump) {
 	var stay []*Pair
 	for _, p := range m.pairs {
 		if p.isOver() {
-			delete(s.pairs, p.key())
+			s.remove(p)
 		} else {
 			stay = append(stay, p)
 		}
@@ -115,11 +132,28 @@ func (s *Set) drop(m *pump) {
 	m.pairs = stay
 }
 
+// remove takes a pair out of the maps.
+// Requires: the lock.
+func (s *Set) remove(p *Pair) {
+	if s.pairs[p.key()] != p {
+		return
+	}
+	delete(s.pairs, p.key())
+	g := group{p.Link, p.Group}
+	if s.groups[g]--; s.groups[g] == 0 {
+		delete(s.groups, g)
+	}
+}
+
+// find returns the pair of a frame. Frames of a group that is not known here any more are dropped.
 func (s *Set) find(l *tcp.Link, h *tcp.Header) (*Pair, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.pairs[key{l, h.Group, h.From, h.To}]
-	if p == nil {
+	switch {
+	case p == nil && s.groups[group{l, h.Group}] == 0:
+		return nil, tcp.ErrDrop
+	case p == nil:
 		return nil, fmt.Errorf("%w: %v of group %x from rank %d to rank %d, which have no channels here", errNoFrame, h.Kind, h.Group, h.From, h.To)
 	}
 	return p, nil
@@ -137,10 +171,25 @@ func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 // Arrived implements tcp.Receiver.
 func (s *Set) Arrived(from *tcp.Link, on int, h *tcp.Header) error {
 	p, err := s.find(from, h)
-	if err != nil {
+	switch {
+	case errors.Is(err, tcp.ErrDrop):
+		return nil // it was the last frame of the group
+	case err != nil:
 		return err
 	}
-	return p.store(on, h)
+	if err = p.store(on, h); err == nil && p.abandoned() {
+		s.ring(from)
+	}
+	return err
+}
+
+// ring wakes the pump of a link.
+func (s *Set) ring(l *tcp.Link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.pumps[l]; m != nil {
+		m.bell.Ring()
+	}
 }
 
 // Close ends all pairs without telling anybody. When it returns, nothing touches their memory any more.
@@ -174,7 +223,7 @@ func (s *Set) end(l *tcp.Link) []*Pair {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range m.pairs {
-		delete(s.pairs, p.key())
+		s.remove(p)
 	}
 	return m.pairs
 }
@@ -189,9 +238,9 @@ func (s *Set) Lost(l *tcp.Link, why error) {
 		if over {
 			continue
 		}
+		p.lanes[runner.HostLane].own.Detached(p.To).Store(1) // the last access: the group may give the memory back as soon as it is told
 		if !left && p.Config.Lost != nil {
 			p.Config.Lost(why)
 		}
-		p.lanes[runner.HostLane].own.Detached(p.To).Store(1)
 	}
 }

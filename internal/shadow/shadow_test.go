@@ -29,6 +29,7 @@ type end struct {
 	own  runner.Peer
 	pair *Pair
 	told atomic.Int32 // calls of Config.Lost
+	late atomic.Bool  // one of them came before the last access to the memory of the pair
 }
 
 func newEnd(t *testing.T, rank int) *end {
@@ -40,7 +41,7 @@ func newEnd(t *testing.T, rank int) *end {
 	e.node, err = tcp.NewNode(tcp.Config{Self: e.id, Key: handshake.Key{1}, Data: 2, Receiver: e.Set, Lost: func(l *tcp.Link, why error) {
 		e.Lost(l, why)
 		e.lost <- why
-	}}, []net.Listener{l})
+	}, Opened: runner.CloseInChild, Closing: runner.KeepInChild}, []net.Listener{l})
 	require.NoError(t, err)
 	blocks := int64(runner.Lanes) * runner.SharedBlockBytes(2)
 	memory, err := unix.Mmap(-1, 0, int(2*page+blocks+Bytes(2)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
@@ -69,7 +70,12 @@ func pairOfEnds(t *testing.T) (a, b *end) {
 		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at})
 		require.NoError(t, err)
 		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, Bell: page,
-			Offset: 2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2), Lost: func(error) { e.told.Add(1) }})
+			Offset: 2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2), Lost: func(error) {
+				if runner.WordsOf(unsafe.Add(e.own.Arena, e.own.Shared[runner.HostLane]), 2).Detached(1-rank).Load() == 0 {
+					e.late.Store(true)
+				}
+				e.told.Add(1)
+			}})
 		require.NoError(t, err)
 		_, err = e.Add(e.pair.Config)
 		require.Error(t, err, "twice")
@@ -93,7 +99,6 @@ func (e *end) loss(t *testing.T) error {
 // Frames that the remote rank does not send end the link. Nothing of them is in the shadow then.
 func TestFramesOfNoRank(t *testing.T) {
 	for name, spoil := range map[string]func(h *tcp.Header){
-		"another group":   func(h *tcp.Header) { h.Group++ },
 		"another sender":  func(h *tcp.Header) { h.From = 1 },
 		"another rank":    func(h *tcp.Header) { h.To = 7 },
 		"lane":            func(h *tcp.Header) { h.Lane = 2 },
@@ -115,6 +120,7 @@ func TestFramesOfNoRank(t *testing.T) {
 		require.ErrorIs(t, b.loss(t), errNoFrame, name)
 		require.Error(t, a.loss(t), name)
 		require.EqualValues(t, 1, a.told.Load(), name)
+		require.False(t, a.late.Load() || b.late.Load(), name)
 		require.EqualValues(t, 1, b.told.Load(), name)
 		for k := range runner.Channels {
 			require.Zero(t, runner.SentOf(b.pair.lanes[0].channels[k].in).Load(), name)
@@ -138,6 +144,71 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	}
 	require.ErrorIs(t, b.loss(t), errNoFrame)
 	require.EqualValues(t, runner.ChannelPlaces, runner.SentOf(b.pair.lanes[0].channels[0].in).Load())
+}
+
+// A frame of a group that is not known here is dropped: it was closed here, and its sender has not heard of that.
+func TestFramesOfAnotherGroup(t *testing.T) {
+	a, b := pairOfEnds(t)
+	h := a.pair.header(tcp.Message)
+	h.Number, h.Group = 1, h.Group+1
+	on := a.pair.connection(0, 0)
+	require.NoError(t, a.pair.Link.Send(on, &h, make([]byte, 1000)))
+	h.Group--
+	require.NoError(t, a.pair.Link.Send(on, &h, []byte("x")))
+	require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == 1 }, soon, time.Millisecond)
+}
+
+// Behind CLOSE and GOODBYE, memory may have been given back: what comes there ends the link, and is stored nowhere.
+func TestFramesBehindTheEnd(t *testing.T) {
+	for _, end := range []tcp.Kind{tcp.Close, tcp.Goodbye} {
+		a, b := pairOfEnds(t)
+		on := a.pair.connection(0, 0)
+		h := a.pair.header(end)
+		if end == tcp.Goodbye {
+			h.Number = 9
+		}
+		require.NoError(t, a.pair.Link.Send(on, &h))
+		h = a.pair.header(tcp.Message)
+		h.Number = 1
+		require.NoError(t, a.pair.Link.Send(on, &h, []byte("x")))
+		require.ErrorIs(t, b.loss(t), errNoFrame)
+		require.Zero(t, runner.SentOf(b.pair.lanes[0].channels[0].in).Load())
+	}
+}
+
+// A rank that gives up in the rendezvous detaches from nothing. Both sides give memory back all the same, and the goodbye is stored last.
+func TestGiveUp(t *testing.T) {
+	a, b := pairOfEnds(t)
+	b.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
+	host := &a.pair.lanes[runner.HostLane]
+	require.Eventually(t, func() bool { return host.shadow.Left().Load() == gaveUp }, soon, time.Millisecond)
+	require.EqualValues(t, 1, host.own.Detached(1).Load())
+	require.Eventually(t, func() bool { return b.pair.lanes[runner.HostLane].own.Detached(0).Load() == 1 }, soon, time.Millisecond)
+	for _, e := range []*end{a, b} {
+		require.Eventually(t, func() bool {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return len(e.pairs) == 0 && len(e.groups) == 0
+		}, soon, time.Millisecond)
+	}
+	require.NoError(t, a.pair.Link.Err())
+}
+
+// Both may give up at the same time.
+func TestBothGiveUp(t *testing.T) {
+	a, b := pairOfEnds(t)
+	for _, e := range []*end{a, b} {
+		e.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
+	}
+	for _, e := range []*end{a, b} {
+		require.Eventually(t, func() bool {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return len(e.pairs) == 0
+		}, soon, time.Millisecond)
+		require.EqualValues(t, 1, e.pair.lanes[runner.HostLane].own.Detached(e.pair.To).Load())
+	}
+	require.NoError(t, a.pair.Link.Err())
 }
 
 // A rank has left when its goodbye has come on every connection; a lost link is no failure then.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,10 +109,25 @@ func (l *Link) end(own bool, why error) {
 	l.works.Wait()
 	l.node.ended(l)
 	if l.node.config.Lost != nil && !own {
-		l.node.config.Lost(l, why)
+		l.tell(why)
 	}
 	close(l.gone)
 }
+
+// tell calls Lost. Nobody is left to get a panic of it as an error.
+func (l *Link) tell(why error) {
+	var err error
+	defer func() {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "sagecomm:", err)
+		}
+	}()
+	defer recovered(&err)
+	l.node.config.Lost(l, why)
+}
+
+// Break ends the link because of an internal error of this process.
+func (l *Link) Break(why error) { l.lose(&frameError{why}) }
 
 // drain waits until all connections were read to their end.
 func (l *Link) drain(limit <-chan time.Time) {

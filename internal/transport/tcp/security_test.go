@@ -269,6 +269,10 @@ func TestTLS(t *testing.T) {
 	require.NoError(t, b.linkOf(t, a).Send(2, message(1), []byte("back")))
 	require.Equal(t, "back", a.await(t, 1)[0].body)
 
+	// Nobody gets as far as TLS without the secret, so no certificate is read before.
+	c := knock(t, a)
+	require.Error(t, tls.Client(c, settings).Handshake())
+
 	// Nobody gets in without a certificate of the authority, without TLS, or without the secret.
 	otherCert, otherKey, _ := authority(t)
 	foreign, err := TLS(otherCert, otherKey, ca)
@@ -314,6 +318,12 @@ func TestSomebodyBetweenTwoTLSConnections(t *testing.T) {
 		d, err := net.Dial("tcp", to)
 		if err != nil {
 			return
+		}
+		for _, part := range []struct {
+			from, to net.Conn
+			bytes    int64
+		}{{c, d, handshake.HelloBytes}, {d, c, handshake.NonceBytes}, {c, d, handshake.ProofBytes}, {d, c, handshake.ProofBytes}} {
+			_, _ = io.CopyN(part.to, part.from, part.bytes) // the challenge in front of TLS can be passed on
 		}
 		from, onward := tls.Server(c, settings), tls.Client(d, settings)
 		go func() {
