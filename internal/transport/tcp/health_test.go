@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"runtime"
 	"testing"
@@ -61,6 +62,35 @@ func TestCutNetwork(t *testing.T) {
 	var lost *LostError
 	require.True(t, errors.As(why, &lost))
 	require.Equal(t, b.id, lost.Peer)
+}
+
+// address gives the device an address, in the place of the one that it had.
+func (l *loopback) address(t *testing.T, address string) {
+	t.Helper()
+	r, err := unix.NewIfreq("lo")
+	require.NoError(t, err)
+	require.NoError(t, r.SetInet4Addr(net.ParseIP(address).To4()))
+	_, _, no := unix.Syscall(unix.SYS_IOCTL, uintptr(l.fd), unix.SIOCSIFADDR, uintptr(unsafe.Pointer(r)))
+	require.Zero(t, no)
+}
+
+// A host that can send nothing any more, so that its kernel counts no packet as on the way, is noticed as well.
+func TestBlackHoleOnThisHost(t *testing.T) {
+	network := newLoopback(t)
+	network.address(t, "10.77.0.1")
+	network.set(t, true)
+	a := newEnd(t, nil, listenOn(t, "10.77.0.1:0"))
+	b := newEnd(t, nil, listenOn(t, "10.77.0.1:0"))
+	l := a.linkTo(t, b)
+	b.linkOf(t, a)
+	require.NoError(t, l.Send(1, message(1), []byte("x")))
+	b.await(t, 1)
+	network.address(t, "172.16.0.1") // no route leads to the old address
+	began := time.Now()
+	require.ErrorIs(t, a.awaitLoss(t), errUnacknowledged)
+	require.ErrorIs(t, b.awaitLoss(t), errUnacknowledged)
+	t.Logf("noticed after %v", time.Since(began))
+	require.Less(t, time.Since(began), 3*time.Second+soon/4)
 }
 
 // fast is short, and long enough for a busy machine to acknowledge.

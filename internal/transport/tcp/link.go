@@ -59,13 +59,18 @@ func (l *Link) Err() error {
 	return nil
 }
 
-// start makes the goroutines that read.
+// start makes the goroutines that read. Each sends a heartbeat first.
 func (l *Link) start() {
 	for _, c := range l.conns {
 		l.works.Go(func() {
-			if err := c.run(); err != nil {
-				l.lose(err)
+			err := c.send(&Header{Kind: Heartbeat}, nil) // so that the other end hears of the link
+			if err == nil {
+				err = c.run()
 			}
+			l.lose(err)
+			c.receiving.Lock()
+			c.fail(err)
+			c.receiving.Unlock()
 		})
 	}
 }
@@ -76,7 +81,7 @@ func (l *Link) lose(err error) {
 	l.losing.Do(func() {
 		var why error = &LostError{l.peer, l.at, err}
 		l.why.Store(&why)
-		go l.end(errors.Is(err, errNodeClosed), why)
+		l.node.works.Go(func() { l.end(errors.Is(err, errNodeClosed), why) })
 	})
 	if refused := (*frameError)(nil); errors.As(err, &refused) || errors.Is(err, errUnacknowledged) {
 		l.hurry.Do(func() { close(l.atOnce) })
