@@ -55,6 +55,7 @@ var layers = []layer{
 	{tree: "internal/procwatch", height: helpers},
 	{tree: "internal/shmem", height: helpers},
 	{tree: "internal/statussock", height: helpers},
+	{tree: "internal/verdict", height: helpers, pure: true},
 
 	{tree: "algo", height: parts, only: []string{"internal/coll"}, pure: true},
 	{tree: "algo/plan", height: parts, only: []string{"internal/coll"}, pure: true},

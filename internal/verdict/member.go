@@ -1,0 +1,251 @@
+// Package verdict decides which failure of a group over several hosts is the first one, the same for all survivors (docs/protocol.md,
+// section 16, The verdict).
+//
+// [Member] is the state of one host of the group. It has no clock, no goroutine and no connection: its owner tells it what has happened, and
+// does what [Member.Next] returns. It is not safe for use by several threads. Start reading at Member.act; routes.go knows which
+// members are lost.
+package verdict
+
+// Kind is the kind of a frame.
+type Kind uint8
+
+// The kinds.
+const (
+	Declare Kind = iota + 1
+	Collect
+	Promise
+	Cause
+	Lost
+)
+
+// Frame is a frame between two members, which are numbered from 0.
+type Frame struct {
+	Kind     Kind
+	From, To int
+	Hops     int    // that it may still take
+	Ballot   int    // of COLLECT, PROMISE and CAUSE
+	Record   string // of DECLARE and CAUSE; of PROMISE: the verdict of its sender, if it has one
+	Ends     [2]int // of LOST: the members that the link has joined
+}
+
+// Sent is a frame to be sent over the link to a member, which need not be the one that the frame is for.
+type Sent struct {
+	Over int
+	Frame
+}
+
+// Next is what the owner of a member has to do, in this order.
+type Next struct {
+	Verdict string // if not empty: the verdict is there. Store it, wake sleepers, and raise it
+	Send    []Sent
+	Claim   string // if not empty: compare and swap it into the store, and call Answer or StoreLost
+}
+
+// storeBallot is that of verdicts of the store. The ballot of member i is 1 + i.
+const storeBallot = 0
+
+// Member is one member of a group.
+type Member struct {
+	routes
+	next Next
+
+	declared string // the first record that it knows of
+	verdict  string
+	promised int  // it takes no verdict of a lower ballot any more; with a verdict: its ballot
+	claimed  bool // it has asked the store
+	noStore  bool
+	told     int // 1 + the member to which it has sent DECLARE
+	asks     bool
+	waiting  map[int]bool // members that have not answered COLLECT
+	reported string       // a verdict that one of them has
+}
+
+// New returns a member of a group.
+func New(self, members int) *Member {
+	return &Member{routes: newRoutes(self, members)}
+}
+
+// Next returns what has to be done since it was called last.
+func (m *Member) Next() Next {
+	n := m.next
+	m.next = Next{}
+	return n
+}
+
+// Verdict returns the first cause, or "" if there is none yet.
+func (m *Member) Verdict() string { return m.verdict }
+
+// Declare tells of a failure of this host's own. The first record counts.
+func (m *Member) Declare(record string) {
+	if m.verdict == "" && m.declared == "" {
+		m.declared = record
+	}
+	m.act()
+}
+
+// Answer tells what the store has after the claim.
+func (m *Member) Answer(record string) {
+	if m.verdict == "" && m.promised == storeBallot {
+		m.decide(storeBallot, record)
+	}
+}
+
+// StoreLost tells that the store cannot be reached, or does not answer. An answer that comes later is told all the same.
+func (m *Member) StoreLost() {
+	m.noStore = true
+	m.act()
+}
+
+// LinkLost tells that the link to a member is lost, and that its control connection could not be made again.
+func (m *Member) LinkLost(to int) { m.learn(m.self, to, m.self) }
+
+// Take takes a frame that has come over the link to a member. It trusts that the frame is of a member of this group.
+func (m *Member) Take(f Frame, over int) {
+	switch {
+	case f.Kind == Lost:
+		m.learn(f.Ends[0], f.Ends[1], over)
+	case f.To != m.self:
+		if f.Hops > 1 {
+			f.Hops--
+			m.route(f)
+		}
+	default:
+		m.handle(f)
+	}
+}
+
+func (m *Member) handle(f Frame) {
+	switch {
+	case f.Kind == Collect:
+		m.promise(f)
+	case f.Kind == Cause:
+		if m.verdict == "" && f.Ballot >= m.promised {
+			m.decide(f.Ballot, f.Record)
+		}
+	case m.verdict != "":
+		m.send(Frame{Kind: Cause, To: f.From, Ballot: m.promised, Record: m.verdict})
+	case f.Kind == Declare:
+		if m.declared == "" {
+			m.declared = f.Record
+		}
+		m.act()
+	case f.Kind == Promise && m.asks && f.Ballot == m.promised:
+		if f.Record != "" {
+			m.reported = f.Record
+		}
+		delete(m.waiting, f.From)
+		m.goOn()
+	}
+}
+
+// promise answers COLLECT. A ballot below that which this member has promised is of an owner that is lost.
+func (m *Member) promise(f Frame) {
+	if m.verdict == "" {
+		if f.Ballot < m.promised {
+			return
+		}
+		m.promised = f.Ballot
+	}
+	m.send(Frame{Kind: Promise, To: f.From, Ballot: f.Ballot, Record: m.verdict})
+}
+
+// act does what a member that needs a verdict can do for it.
+func (m *Member) act() {
+	switch {
+	case m.verdict != "" || m.declared == "" || m.asks:
+	case m.promised == storeBallot && !m.noStore:
+		if !m.claimed {
+			m.claimed = true
+			m.next.Claim = m.declared
+		}
+	case m.promised != storeBallot && !m.lost(m.promised-1):
+		// Its owner will decide.
+	case m.lowest() == m.self:
+		m.takeOver()
+	case m.told != 1+m.lowest():
+		m.told = 1 + m.lowest()
+		m.send(Frame{Kind: Declare, To: m.lowest(), Record: m.declared})
+	}
+}
+
+// takeOver begins the ballot of this member.
+func (m *Member) takeOver() {
+	m.promised, m.asks, m.waiting = 1+m.self, true, map[int]bool{}
+	for j := range m.members {
+		if j != m.self && !m.lost(j) {
+			m.waiting[j] = true
+			m.send(Frame{Kind: Collect, To: j, Ballot: m.promised})
+		}
+	}
+	m.goOn()
+}
+
+// goOn decides when every member that is not lost has answered.
+func (m *Member) goOn() {
+	switch {
+	case len(m.waiting) > 0:
+	case m.reported != "":
+		m.decide(m.promised, m.reported)
+	default:
+		m.decide(m.promised, m.declared)
+	}
+}
+
+// decide takes the verdict of a ballot, and passes it on.
+func (m *Member) decide(ballot int, record string) {
+	m.verdict, m.promised, m.asks = record, ballot, false
+	m.next.Verdict, m.next.Claim = record, ""
+	for j := range m.members {
+		if j != m.self && !m.lost(j) {
+			m.send(Frame{Kind: Cause, To: j, Ballot: ballot, Record: record})
+		}
+	}
+}
+
+// changed goes on after a link was lost. What this member waits for may have been on the way over it, so it is asked for again.
+func (m *Member) changed() {
+	switch {
+	case m.verdict != "":
+	case m.asks:
+		for j := range m.members {
+			switch {
+			case !m.waiting[j]:
+			case m.lost(j):
+				delete(m.waiting, j)
+			default:
+				m.send(Frame{Kind: Collect, To: j, Ballot: m.promised})
+			}
+		}
+		m.goOn()
+	case m.promised != storeBallot && !m.lost(m.promised-1):
+		m.send(Frame{Kind: Promise, To: m.promised - 1, Ballot: m.promised})
+	default:
+		m.told = 0
+		m.act()
+	}
+}
+
+func (m *Member) send(f Frame) {
+	f.From, f.Hops = m.self, m.members
+	m.route(f)
+}
+
+// route sends a frame over the first link of a shortest path. Where there is none, its sender will hear of that.
+func (m *Member) route(f Frame) {
+	if over, ok := m.hop(f.To); ok {
+		m.next.Send = append(m.next.Send, Sent{over, f})
+	}
+}
+
+// learn takes note of a lost link, and passes on what is new.
+func (m *Member) learn(a, b, over int) {
+	if !m.cut(a, b) {
+		return
+	}
+	for j := range m.members {
+		if j != m.self && j != over && m.linked(j) {
+			m.next.Send = append(m.next.Send, Sent{j, Frame{Kind: Lost, From: m.self, To: j, Ends: [2]int{a, b}}})
+		}
+	}
+	m.changed()
+}

@@ -1,0 +1,276 @@
+package verdict
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// net is a group on a network that loses what was on the way when a link is lost, and a store. What happens next is drawn.
+type net struct {
+	t       *testing.T
+	r       *rand.Rand
+	m       []*Member
+	dead    []bool
+	stopped []bool
+	cut     [][]bool    // by pair: nothing is carried any more
+	noticed [][]bool    // by member and member
+	q       [][][]Frame // on the way, by sender and the member at the other end of the link
+
+	cause     string
+	storeDead bool
+	storeCut  []bool
+	noStore   []bool // has been told
+	claim     []string
+	answer    []string
+	verdict   []string
+	log       []string
+}
+
+func newNet(t *testing.T, seed uint64, members int) *net {
+	n := &net{t: t, r: rand.New(rand.NewPCG(seed, 1))}
+	square := func() (s [][]bool) {
+		for range members {
+			s = append(s, make([]bool, members))
+		}
+		return s
+	}
+	n.dead, n.stopped, n.storeCut, n.noStore = make([]bool, members), make([]bool, members), make([]bool, members), make([]bool, members)
+	n.claim, n.answer, n.verdict = make([]string, members), make([]string, members), make([]string, members)
+	n.cut, n.noticed = square(), square()
+	for i := range members {
+		n.m = append(n.m, New(i, members))
+		n.q = append(n.q, make([][]Frame, members))
+	}
+	return n
+}
+
+func (n *net) note(format string, args ...any) { n.log = append(n.log, fmt.Sprintf(format, args...)) }
+
+// do does what a member has to do.
+func (n *net) do(i int) {
+	next := n.m[i].Next()
+	if next.Verdict != "" {
+		require.Empty(n.t, n.verdict[i], "one verdict")
+		n.verdict[i] = next.Verdict
+		n.note("member %d has verdict %q", i, next.Verdict)
+	}
+	for _, s := range next.Send {
+		require.NotEqual(n.t, i, s.Over)
+		if !n.cut[i][s.Over] {
+			n.q[i][s.Over] = append(n.q[i][s.Over], s.Frame)
+		}
+	}
+	if next.Claim != "" && !n.storeCut[i] {
+		n.claim[i] = next.Claim
+	}
+}
+
+func (n *net) lose(i, j int) {
+	if i != j {
+		n.cut[i][j], n.cut[j][i] = true, true
+	}
+}
+
+// faults are what may break, each once or more.
+func (n *net) fault() {
+	i, j := n.r.IntN(len(n.m)), n.r.IntN(len(n.m))
+	switch n.r.IntN(7) {
+	case 0:
+		n.note("member %d dies", i)
+		n.dead[i] = true
+		n.answer[i], n.verdict[i] = "", ""
+		for k := range n.m {
+			n.lose(i, k)
+		}
+	case 1, 2:
+		n.note("link %d-%d is cut", i, j)
+		n.lose(i, j)
+	case 3:
+		n.note("host %d is cut off", i)
+		for k := range n.m {
+			n.lose(i, k)
+		}
+	case 4:
+		n.note("the store dies")
+		n.storeDead = true
+	case 5:
+		n.note("the way of %d to the store is cut", i)
+		n.storeCut[i], n.claim[i] = true, ""
+	default:
+		n.note("member %d is stopped", i)
+		n.stopped[i] = true
+	}
+}
+
+// steps returns everything that may happen next.
+func (n *net) steps() (list []func()) {
+	for i, m := range n.m {
+		if n.claim[i] != "" && !n.storeDead {
+			list = append(list, func() {
+				if n.cause == "" {
+					n.cause = n.claim[i]
+				}
+				if n.claim[i] = ""; !n.storeCut[i] && !n.dead[i] {
+					n.answer[i] = n.cause
+				}
+			})
+		}
+		if n.dead[i] {
+			continue
+		}
+		if n.stopped[i] {
+			list = append(list, func() { n.stopped[i] = false })
+			continue
+		}
+		if n.answer[i] != "" {
+			list = append(list, func() {
+				n.note("member %d hears of the store", i)
+				m.Answer(n.answer[i])
+				n.answer[i] = ""
+				n.do(i)
+			})
+		}
+		if (n.storeDead || n.storeCut[i]) && !n.noStore[i] {
+			list = append(list, func() {
+				n.note("member %d has no store", i)
+				n.noStore[i] = true
+				m.StoreLost()
+				n.do(i)
+			})
+		}
+		for j := range n.m {
+			if len(n.q[j][i]) > 0 {
+				list = append(list, func() {
+					f := n.q[j][i][0]
+					n.q[j][i] = n.q[j][i][1:]
+					n.note("member %d gets %+v over %d", i, f, j)
+					m.Take(f, j)
+					n.do(i)
+				})
+			}
+			if n.cut[i][j] && !n.noticed[i][j] {
+				list = append(list, func() {
+					n.note("member %d has lost its link to %d", i, j)
+					n.noticed[i][j] = true
+					n.q[j][i] = nil
+					m.LinkLost(j)
+					m.Declare(fmt.Sprintf("link %d-%d", i, j))
+					n.do(i)
+				})
+			}
+		}
+	}
+	return list
+}
+
+// reached returns the members to which a path of links leads.
+func (n *net) reached(i int) map[int]bool {
+	to := map[int]bool{i: true}
+	for at := []int{i}; len(at) > 0; at = at[1:] {
+		for j := range n.m {
+			if !n.cut[at[0]][j] && !to[j] {
+				to[j] = true
+				at = append(at, j)
+			}
+		}
+	}
+	return to
+}
+
+// check requires the failure contract: survivors have one cause, unless neither a path of links nor the store joins them.
+func (n *net) check() {
+	for i := range n.m {
+		reached := n.reached(i)
+		store := func(of map[int]bool) bool {
+			for k := range of {
+				if !n.storeDead && !n.storeCut[k] && !n.dead[k] {
+					return true
+				}
+			}
+			return false
+		}
+		for j := range i {
+			if n.verdict[i] != "" && n.verdict[j] != "" && n.verdict[i] != n.verdict[j] && (reached[j] || store(reached) && store(n.reached(j))) {
+				require.Fail(n.t, "two causes", "member %d: %q, member %d: %q\n%v", i, n.verdict[i], j, n.verdict[j], n.log)
+			}
+		}
+	}
+}
+
+// Whatever is lost, dies or stops, in whatever order, survivors that are joined have one cause, and all that know of a failure have one.
+func TestOneCause(t *testing.T) {
+	worlds := uint64(20_000)
+	if testing.Short() {
+		worlds = 2_000
+	}
+	for seed := range worlds {
+		n := newNet(t, seed, 2+int(seed%4))
+		faults := 1 + n.r.IntN(4)
+		for i := range n.m {
+			if n.r.IntN(3) == 0 {
+				n.m[i].Declare(fmt.Sprintf("own %d", i))
+				n.do(i)
+			}
+		}
+		for {
+			list := n.steps()
+			if faults > 0 && (len(list) == 0 || n.r.IntN(8) == 0) {
+				faults--
+				n.fault()
+				continue
+			}
+			if len(list) == 0 {
+				break
+			}
+			list[n.r.IntN(len(list))]()
+			n.check()
+		}
+		for i, m := range n.m {
+			if m.declared != "" && !n.dead[i] {
+				require.NotEmpty(t, n.verdict[i], "seed %d: member %d waits for ever\n%v", seed, i, n.log)
+			}
+			for j := range n.reached(i) {
+				if n.verdict[j] != "" && !n.dead[i] && !n.dead[j] {
+					require.NotEmpty(t, n.verdict[i], "seed %d: member %d has not heard of the verdict\n%v", seed, i, n.log)
+				}
+			}
+		}
+	}
+}
+
+// Without faults, a failure costs one claim, and each other member one frame of each.
+func TestFramesOfAFailure(t *testing.T) {
+	n := newNet(t, 1, 4)
+	n.m[2].Declare("x")
+	next := n.m[2].Next()
+	require.Equal(t, Next{Claim: "x"}, next)
+	n.m[2].Answer("y")
+	next = n.m[2].Next()
+	require.Equal(t, "y", next.Verdict)
+	require.Len(t, next.Send, 3)
+	n.m[0].Take(next.Send[0].Frame, 2)
+	require.Equal(t, "y", n.m[0].Verdict())
+	n.m[0].Declare("too late")
+	require.Empty(t, n.m[0].Next().Claim)
+}
+
+// A frame finds its way around lost links, and goes no farther than its hops.
+func TestRoutes(t *testing.T) {
+	m := New(0, 4)
+	m.LinkLost(1)
+	m.LinkLost(3)
+	m.Take(Frame{Kind: Lost, Ends: [2]int{1, 2}}, 2)
+	m.Next()
+	require.False(t, m.lost(1))
+	m.send(Frame{Kind: Collect, To: 1})
+	require.Equal(t, 2, m.Next().Send[0].Over)
+	m.Take(Frame{Kind: Collect, From: 2, To: 1, Hops: 1}, 2)
+	require.Empty(t, m.Next().Send)
+	m.Take(Frame{Kind: Lost, Ends: [2]int{1, 3}}, 2)
+	require.True(t, m.lost(1))
+	require.False(t, m.lost(3))
+	require.Equal(t, 0, m.lowest())
+}
