@@ -157,7 +157,8 @@ func TestSlowReceiver(t *testing.T) {
 // After a stop of this process, what was not acknowledged meanwhile is not held against others.
 func TestOwnStop(t *testing.T) {
 	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, nil)
+	unwatched := func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon} }
+	a, b := newEnd(t, unwatched), newEnd(t, unwatched)
 	l := a.linkTo(t, b)
 	c := l.conns[1]
 	c.progress.since = time.Now().Add(-time.Hour)
