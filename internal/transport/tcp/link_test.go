@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -144,118 +143,6 @@ func TestOwnFramesAreChecked(t *testing.T) {
 	_, err := a.linkTo(t, b).TrySend(1, message(1), make([]byte, MaxMessage+1))
 	require.ErrorIs(t, err, errHeader)
 	require.ErrorIs(t, a.awaitLoss(t), errHeader)
-}
-
-// A process that ends its links in order loses nothing that it has sent, on whatever connection, also while the other one still sends.
-func TestNothingIsLostAtExit(t *testing.T) {
-	noLeaks(t)
-	const each = 40
-	for range 10 {
-		a, b := newEnd(t, nil), newEnd(t, nil)
-		l, back := a.linkTo(t, b), b.linkOf(t, a)
-		a.set(func(int, *Header) ([][]byte, error) { return nil, ErrDrop })
-		var sending sync.WaitGroup
-		sending.Go(func() {
-			for n := uint64(1); back.Send(2, message(n), make([]byte, 1000)) == nil; n++ {
-			}
-		})
-		for n := range uint64(each) {
-			for on := 1; on <= 2; on++ {
-				require.NoError(t, l.Send(on, message(n+1), make([]byte, 20_000)))
-			}
-			require.NoError(t, l.Send(control, &Header{Kind: Collect, Group: 9, Number: n + 1}))
-		}
-		a.Close()
-		require.ErrorIs(t, b.awaitLoss(t), io.EOF)
-		require.Equal(t, 3*each, b.count())
-		sending.Wait()
-	}
-}
-
-// Closing a node does not wait for a process that does nothing.
-func TestCloseWithAStoppedProcess(t *testing.T) {
-	noLeaks(t)
-	quick := func(c *Config) { c.Timing = fast }
-	a, b := newEnd(t, quick), newEnd(t, quick)
-	held, slow := make(chan struct{}), make(chan struct{})
-	b.set(func(int, *Header) ([][]byte, error) {
-		close(held)
-		<-slow
-		return nil, nil
-	})
-	l := a.linkTo(t, b)
-	require.NoError(t, l.Send(1, message(1)))
-	<-held
-	a.Close() // returns although b does not end its side
-	close(slow)
-	require.Error(t, b.awaitLoss(t))
-}
-
-// Two threads that attend, and have more to send than connections hold, do not wait for each other. With Send they would.
-func TestThreadsThatAttendSendWithoutWaiting(t *testing.T) {
-	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, nil)
-	there, back := a.linkTo(t, b), b.linkOf(t, a)
-	const messages = 300
-	var both sync.WaitGroup
-	talk := func(e *end, l *Link) {
-		l.Attend()
-		defer l.Leave()
-		for sent := 0; sent < messages || e.count() < messages; {
-			if sent < messages {
-				body := bytes.Repeat([]byte{byte(sent)}, MaxMessage)
-				taken, err := l.TrySend(1, message(uint64(sent+1)), body[:100], body[100:])
-				require.NoError(t, err)
-				if taken {
-					sent++
-				}
-			}
-			_, err := l.Poll()
-			require.NoError(t, err)
-		}
-	}
-	both.Go(func() { talk(a, there) })
-	both.Go(func() { talk(b, back) })
-	both.Wait()
-	for _, e := range []*end{a, b} {
-		for n, f := range e.await(t, messages) {
-			require.EqualValues(t, n+1, f.h.Number)
-			require.Equal(t, MaxMessage, len(f.body))
-			require.Equal(t, byte(n), f.body[MaxMessage-1])
-		}
-	}
-}
-
-// The rest of a frame that was taken in part goes out when the thread leaves.
-func TestRestOfAFrameGoesOut(t *testing.T) {
-	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, nil)
-	there := a.linkTo(t, b)
-	b.linkOf(t, a)
-	held, slow := make(chan struct{}), make(chan struct{})
-	b.set(func(_ int, h *Header) ([][]byte, error) {
-		if h.Number == 1 {
-			close(held)
-			<-slow
-		}
-		return nil, nil
-	})
-	there.Attend()
-	sent := 0
-	for {
-		taken, err := there.TrySend(1, message(uint64(sent+1)), make([]byte, MaxMessage))
-		require.NoError(t, err)
-		if !taken && sent > 0 {
-			break
-		}
-		if taken {
-			sent++
-		}
-	}
-	<-held
-	close(slow)
-	there.Leave()
-	b.await(t, sent)
 }
 
 // Data that the network damages never count as a message.

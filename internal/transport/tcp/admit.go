@@ -1,0 +1,203 @@
+package tcp
+
+import (
+	"bytes"
+	"container/list"
+	"crypto/tls"
+	"errors"
+	"net"
+	"time"
+
+	"sagecomm/internal/handshake"
+)
+
+// accept runs until the listener is closed.
+func (n *Node) accept(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil: // no descriptors, or a connection that was reset
+			select {
+			case <-n.closing:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		default:
+			raw := c.(*net.TCPConn)
+			_ = raw.SetKeepAlive(false) // heartbeats do that
+			n.opened(raw)
+			n.mu.Lock()
+			if n.closed {
+				n.mu.Unlock()
+				n.close(raw)
+				return
+			}
+			if n.strangers.Len() >= maxStrangers {
+				oldest := n.strangers.Front()
+				n.strangers.Remove(oldest)
+				n.close(oldest.Value.(net.Conn))
+			}
+			e := n.strangers.PushBack(c)
+			n.works.Go(func() { n.meet(raw, e) })
+			n.mu.Unlock()
+		}
+	}
+}
+
+// bounded is a connection of which only so much is read before the other end has proved something.
+type bounded struct {
+	net.Conn
+	left int // below 0: no bound
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left < 0 {
+		return b.Conn.Read(p)
+	}
+	if b.left == 0 {
+		return 0, handshake.ErrStranger
+	}
+	n, err := b.Conn.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}
+
+// meet makes the handshake with a stranger and takes the connection.
+func (n *Node) meet(raw *net.TCPConn, e *list.Element) {
+	c, i, s, err := n.admit(raw)
+	n.mu.Lock()
+	n.strangers.Remove(e) // does nothing if the stranger has made room for another one
+	n.mu.Unlock()
+	if err != nil {
+		n.close(raw)
+		return
+	}
+	in, answer := n.reserve(i, raw)
+	sent := s.Send([]byte{answer})
+	if answer != admitted {
+		n.close(raw)
+		return
+	}
+	if sent != nil || c.SetDeadline(time.Time{}) != nil {
+		n.giveUp(i.from, in)
+		return
+	}
+	n.take(i, in, c)
+}
+
+// admit makes the handshake. A panic in it, of what a stranger has sent, ends the connection and nothing else.
+func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake.Session, err error) {
+	defer recovered(&err)
+	deadline := time.Now().Add(n.config.Timing.Greeting)
+	if err = raw.SetDeadline(deadline); err != nil {
+		return nil, i, nil, err
+	}
+	key := n.config.Key
+	keyOf := func(name handshake.Space) (handshake.Key, bool) { return key, name == n.config.Space }
+	limit := &bounded{Conn: raw, left: maxBefore}
+	c = limit
+	if n.config.TLS != nil {
+		if _, _, err = linkProtocol.Admit(c, time.Until(deadline), keyOf); err != nil {
+			return nil, i, nil, err
+		}
+		if err = raw.SetDeadline(deadline); err != nil {
+			return nil, i, nil, err
+		}
+		limit.left = maxBetween
+		secure := tls.Server(limit, n.config.TLS)
+		if err = secure.Handshake(); err != nil {
+			return nil, i, nil, err
+		}
+		if key, err = bound(key, secure); err != nil {
+			return nil, i, nil, err
+		}
+		c = secure
+	}
+	s, _, err = linkProtocol.Admit(c, time.Until(deadline), keyOf)
+	if err != nil {
+		return nil, i, nil, err
+	}
+	limit.left = -1
+	if err = c.SetDeadline(deadline); err != nil {
+		return nil, i, nil, err
+	}
+	body, err := s.Receive()
+	if err != nil {
+		return nil, i, nil, err
+	}
+	if n.config.TLS == nil {
+		c = raw
+	}
+	i, err = parseIntroduction(body)
+	return c, i, s, err
+}
+
+// reserve decides about a connection that has introduced itself, and keeps its place.
+func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed || i.to != n.config.Self || i.from == n.config.Self {
+		return nil, notWanted
+	}
+	if int(i.data) != n.config.Data {
+		return nil, otherSetup
+	}
+	p := n.peer(i.from)
+	switch {
+	case p.link != nil:
+		return nil, notWanted
+	case p.dialing && bytes.Compare(n.config.Self[:], i.from[:]) < 0:
+		return nil, crossed
+	}
+	if i.attempt < p.newest {
+		return nil, notWanted // it was under way for longer than a later attempt
+	}
+	p.newest = i.attempt
+	if p.incoming != nil && p.incoming.attempt != i.attempt { // that attempt was given up
+		n.forget(p)
+	}
+	if p.incoming == nil {
+		in := &incoming{attempt: i.attempt, conns: make([]net.Conn, i.data+1), tcp: make([]*net.TCPConn, i.data+1)}
+		in.timer = time.AfterFunc(n.config.Timing.Greeting, func() { n.giveUp(i.from, in) })
+		p.incoming = in
+	}
+	in := p.incoming
+	if in.tcp[i.index] != nil {
+		return nil, notWanted
+	}
+	in.tcp[i.index] = raw
+	return in, admitted
+}
+
+// giveUp drops an attempt of another process.
+func (n *Node) giveUp(from Identity, in *incoming) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.peer(from); p.incoming == in {
+		n.forget(p)
+		p.signal()
+	}
+}
+
+// take adds a connection that was answered to its attempt, which may be complete now.
+func (n *Node) take(i introduction, in *incoming, c net.Conn) {
+	n.mu.Lock()
+	p := n.peer(i.from)
+	if p.incoming != in {
+		n.mu.Unlock()
+		return // it was closed with the attempt
+	}
+	in.conns[i.index] = c
+	in.ready++
+	complete := in.ready == len(in.conns)
+	n.mu.Unlock()
+	if !complete {
+		return
+	}
+	in.timer.Stop()
+	if err := n.up(i.from, in.conns, in.tcp, in); err != nil {
+		n.giveUp(i.from, in)
+	}
+}

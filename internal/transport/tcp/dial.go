@@ -1,0 +1,106 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// dial makes all connections of a link.
+func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.dials, cancel)()
+	i := introduction{from: n.config.Self, to: id, attempt: n.attempts.Add(1), data: uint8(n.config.Data)}
+	conns, raws := make([]net.Conn, n.config.Data+1), make([]*net.TCPConn, n.config.Data+1)
+	defer func() {
+		for _, c := range raws {
+			if err != nil && c != nil {
+				n.close(c)
+			}
+		}
+	}()
+	for k := range conns {
+		i.index = uint8(k)
+		var why error
+		for a, address := range at {
+			if conns[k], raws[k], err = n.dialOne(ctx, address, i); err == nil {
+				at = at[a : a+1] // all connections of a link go to one address
+				break
+			}
+			if errors.Is(err, errCrossed) {
+				return err
+			}
+			why = errors.Join(why, fmt.Errorf("%v: %w", address, err))
+		}
+		if raws[k] == nil {
+			err = fmt.Errorf("sagecomm: no link to another host (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", errors.Join(why, ctx.Err()))
+			return err
+		}
+	}
+	return n.up(id, conns, raws, nil)
+}
+
+func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (c net.Conn, raw *net.TCPConn, err error) {
+	ctx, cancel := context.WithTimeout(ctx, n.config.Timing.Greeting)
+	defer cancel()
+	plain, err := (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", at.String())
+	if err != nil {
+		return nil, nil, err
+	}
+	own := plain.(*net.TCPConn)
+	n.opened(own)
+	stop := context.AfterFunc(ctx, func() { n.close(own) })
+	defer func() {
+		if !stop() && err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			n.close(own)
+			c, raw = nil, nil
+		}
+	}()
+	deadline, _ := ctx.Deadline()
+	c, key := plain, n.config.Key
+	if n.config.TLS != nil {
+		if _, err = linkProtocol.Greet(plain, n.config.Space, key, deadline); err != nil {
+			return nil, nil, err
+		}
+		secure := tls.Client(plain, n.config.TLS)
+		if err = secure.HandshakeContext(ctx); err != nil {
+			return nil, nil, err
+		}
+		if key, err = bound(key, secure); err != nil {
+			return nil, nil, err
+		}
+		c = secure
+	}
+	s, err := linkProtocol.Greet(c, n.config.Space, key, deadline)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err = c.SetDeadline(deadline); err != nil {
+		return nil, nil, err
+	}
+	if err = s.Send(i.encode()); err != nil {
+		return nil, nil, err
+	}
+	answer, err := s.Receive()
+	switch {
+	case err != nil:
+	case bytes.Equal(answer, []byte{admitted}):
+		err = c.SetDeadline(time.Time{})
+	case bytes.Equal(answer, []byte{crossed}):
+		err = errCrossed
+	case bytes.Equal(answer, []byte{otherSetup}):
+		err = errors.New("the other process has another number of data connections: use the same settings on all ranks")
+	default:
+		err = errors.New("the other process does not want this connection: it is another one than was looked for, or the link between the two was lost before")
+	}
+	return c, own, err
+}

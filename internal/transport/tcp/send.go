@@ -1,0 +1,138 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// send writes a frame. It returns when the kernel has all of it.
+func (c *conn) send(h *Header, payload [][]byte) error {
+	s := &c.sending
+	s.Lock()
+	defer s.Unlock()
+	return c.write(h, payload)
+}
+
+// write is send for who has the lock.
+func (c *conn) write(h *Header, payload [][]byte) error {
+	if err := c.flush(); err != nil {
+		return err
+	}
+	out := net.Buffers(c.encode(h, payload))
+	var err error
+	if c.plain {
+		_, err = out.WriteTo(c.tcp)
+	} else {
+		_, err = out.WriteTo(c.Conn)
+	}
+	clear(c.sending.bufs)
+	c.sent.Store(c.link.now())
+	return err
+}
+
+// encode returns the bytes of a frame. They are valid as long as the lock of sending is held. TLS has checksums of its own.
+func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
+	s := &c.sending
+	h.Encode(&s.head)
+	if c.plain {
+		sum := crc32.Checksum(s.head[:sumAt], castagnoli)
+		for _, p := range payload {
+			sum = crc32.Update(sum, castagnoli, p)
+		}
+		binary.LittleEndian.PutUint32(s.head[sumAt:], sum)
+	}
+	s.bufs = append(append(s.bufs[:0], s.head[:]), payload...)
+	return s.bufs
+}
+
+// flush gives the kernel the rest of a frame.
+// Requires: the lock of sending.
+func (c *conn) flush() error {
+	s := &c.sending
+	if len(s.rest) == 0 {
+		return nil
+	}
+	_, err := c.tcp.Write(s.rest)
+	s.rest = s.rest[:0]
+	return err
+}
+
+// trySend writes a frame if the kernel takes at least its beginning without waiting. The rest is kept, and goes with the next call of
+// anybody. It reports whether the frame was taken. Goroutines read a connection with TLS, so there it may wait.
+func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
+	if !c.plain {
+		return true, c.send(h, payload)
+	}
+	s := &c.sending
+	if !s.TryLock() {
+		return false, nil
+	}
+	defer s.Unlock()
+	if err := c.tryFlush(); err != nil || len(s.rest) > 0 {
+		return false, err
+	}
+	bufs := c.encode(h, payload)
+	defer clear(s.bufs)
+	n, err := c.writeSome(bufs)
+	if err != nil || n == 0 {
+		return false, err
+	}
+	for _, b := range skip(bufs, n) {
+		s.rest = append(s.rest, b...)
+	}
+	c.sent.Store(c.link.now())
+	return true, nil
+}
+
+// tryFlush gives the kernel what it takes of the rest of a frame.
+// Requires: the lock of sending.
+func (c *conn) tryFlush() error {
+	s := &c.sending
+	if len(s.rest) == 0 {
+		return nil
+	}
+	n, err := c.writeSome([][]byte{s.rest})
+	s.rest = append(s.rest[:0], s.rest[n:]...)
+	return err
+}
+
+// writeSome writes without waiting. It returns 0 if the kernel takes nothing.
+func (c *conn) writeSome(bufs [][]byte) (n int, err error) {
+	failed := c.raw.Control(func(fd uintptr) {
+		for {
+			n, err = unix.Writev(int(fd), bufs[:min(len(bufs), mostSegments)])
+			if err != unix.EINTR {
+				break
+			}
+		}
+		if err == unix.EAGAIN {
+			n, err = 0, nil
+		}
+	})
+	if failed != nil {
+		return 0, failed
+	}
+	return max(n, 0), err
+}
+
+// left sends the rest of a frame that trySend has kept, in a goroutine, when the thread that attended leaves.
+func (c *conn) left() {
+	s := &c.sending
+	if !s.TryLock() {
+		return // the holder of the lock flushes
+	}
+	kept := len(s.rest) > 0
+	s.Unlock()
+	if kept {
+		go func() {
+			s.Lock()
+			defer s.Unlock()
+			if err := c.flush(); err != nil {
+				c.link.lose(err)
+			}
+		}()
+	}
+}

@@ -1,0 +1,76 @@
+package tcp
+
+import (
+	"bytes"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Two threads that attend, and have more to send than connections hold, do not wait for each other. With Send they would.
+func TestThreadsThatAttendSendWithoutWaiting(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there, back := a.linkTo(t, b), b.linkOf(t, a)
+	const messages = 300
+	var both sync.WaitGroup
+	talk := func(e *end, l *Link) {
+		l.Attend()
+		defer l.Leave()
+		for sent := 0; sent < messages || e.count() < messages; {
+			if sent < messages {
+				body := bytes.Repeat([]byte{byte(sent)}, MaxMessage)
+				taken, err := l.TrySend(1, message(uint64(sent+1)), body[:100], body[100:])
+				require.NoError(t, err)
+				if taken {
+					sent++
+				}
+			}
+			_, err := l.Poll()
+			require.NoError(t, err)
+		}
+	}
+	both.Go(func() { talk(a, there) })
+	both.Go(func() { talk(b, back) })
+	both.Wait()
+	for _, e := range []*end{a, b} {
+		for n, f := range e.await(t, messages) {
+			require.EqualValues(t, n+1, f.h.Number)
+			require.Equal(t, MaxMessage, len(f.body))
+			require.Equal(t, byte(n), f.body[MaxMessage-1])
+		}
+	}
+}
+
+// The rest of a frame that was taken in part goes out when the thread leaves.
+func TestRestOfAFrameGoesOut(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there := a.linkTo(t, b)
+	b.linkOf(t, a)
+	held, slow := make(chan struct{}), make(chan struct{})
+	b.set(func(_ int, h *Header) ([][]byte, error) {
+		if h.Number == 1 {
+			close(held)
+			<-slow
+		}
+		return nil, nil
+	})
+	there.Attend()
+	sent := 0
+	for {
+		taken, err := there.TrySend(1, message(uint64(sent+1)), make([]byte, MaxMessage))
+		require.NoError(t, err)
+		if !taken && sent > 0 {
+			break
+		}
+		if taken {
+			sent++
+		}
+	}
+	<-held
+	close(slow)
+	there.Leave()
+	b.await(t, sent)
+}
