@@ -24,7 +24,7 @@ type Frame struct {
 	From, To int
 	Hops     int    // that it may still take
 	Ballot   int    // of COLLECT, PROMISE and CAUSE
-	Record   string // of DECLARE and CAUSE; of PROMISE: the verdict of its sender, if it has one
+	Record   string // of DECLARE, COLLECT and CAUSE; of PROMISE: the verdict of its sender, if it has one
 	Ends     [2]int // of LOST: the members that the link has joined
 }
 
@@ -55,6 +55,7 @@ type Member struct {
 	claimed  bool // it has asked the store
 	noStore  bool
 	told     int // 1 + the member to which it has sent DECLARE
+	asked    int // ballot of a COLLECT that it answers when it has asked the store
 	asks     bool
 	waiting  map[int]bool // members that have not answered COLLECT
 	reported string       // a verdict that one of them has
@@ -93,6 +94,9 @@ func (m *Member) Answer(record string) {
 // StoreLost tells that the store cannot be reached, or does not answer. An answer that comes later is told all the same.
 func (m *Member) StoreLost() {
 	m.noStore = true
+	if m.verdict == "" && m.asked != 0 {
+		m.promise(m.asked)
+	}
 	m.act()
 }
 
@@ -117,13 +121,16 @@ func (m *Member) Take(f Frame, over int) {
 func (m *Member) handle(f Frame) {
 	switch {
 	case f.Kind == Collect:
-		m.promise(f)
+		m.collected(f)
 	case f.Kind == Cause:
 		if m.verdict == "" && f.Ballot >= m.promised {
 			m.decide(f.Ballot, f.Record)
+		} else if m.verdict == "" && m.lost(m.promised-1) {
+			m.told = 0 // nobody else will decide: who is lowest now is to say it again
+			m.act()
 		}
-	case m.verdict != "":
-		m.send(Frame{Kind: Cause, To: f.From, Ballot: m.promised, Record: m.verdict})
+	case m.verdict != "": // the sender holds all below this member as lost
+		m.send(Frame{Kind: Cause, To: f.From, Ballot: max(m.promised, 1+m.self), Record: m.verdict})
 	case f.Kind == Declare:
 		if m.declared == "" {
 			m.declared = f.Record
@@ -138,15 +145,31 @@ func (m *Member) handle(f Frame) {
 	}
 }
 
-// promise answers COLLECT. A ballot below that which this member has promised is of an owner that is lost.
-func (m *Member) promise(f Frame) {
-	if m.verdict == "" {
-		if f.Ballot < m.promised {
-			return
+// collected takes COLLECT. A ballot below that which this member has promised is of an owner that is lost. While this member reaches the
+// store, the store decides.
+func (m *Member) collected(f Frame) {
+	switch {
+	case m.verdict != "":
+		m.promise(f.Ballot)
+	case f.Ballot < m.promised:
+	case !m.noStore:
+		m.asked = max(m.asked, f.Ballot)
+		if m.declared == "" {
+			m.declared = f.Record
 		}
-		m.promised = f.Ballot
+		m.act()
+	default:
+		m.promise(f.Ballot)
 	}
-	m.send(Frame{Kind: Promise, To: f.From, Ballot: f.Ballot, Record: m.verdict})
+}
+
+// promise answers COLLECT of a ballot.
+func (m *Member) promise(ballot int) {
+	if m.verdict == "" {
+		m.promised = ballot
+	}
+	m.asked = 0
+	m.send(Frame{Kind: Promise, To: ballot - 1, Ballot: ballot, Record: m.verdict})
 }
 
 // act does what a member that needs a verdict can do for it.
@@ -174,7 +197,7 @@ func (m *Member) takeOver() {
 	for j := range m.members {
 		if j != m.self && !m.lost(j) {
 			m.waiting[j] = true
-			m.send(Frame{Kind: Collect, To: j, Ballot: m.promised})
+			m.send(Frame{Kind: Collect, To: j, Ballot: m.promised, Record: m.declared})
 		}
 	}
 	m.goOn()
@@ -195,6 +218,9 @@ func (m *Member) goOn() {
 func (m *Member) decide(ballot int, record string) {
 	m.verdict, m.promised, m.asks = record, ballot, false
 	m.next.Verdict, m.next.Claim = record, ""
+	if m.asked != 0 {
+		m.promise(m.asked)
+	}
 	for j := range m.members {
 		if j != m.self && !m.lost(j) {
 			m.send(Frame{Kind: Cause, To: j, Ballot: ballot, Record: record})
@@ -213,7 +239,7 @@ func (m *Member) changed() {
 			case m.lost(j):
 				delete(m.waiting, j)
 			default:
-				m.send(Frame{Kind: Collect, To: j, Ballot: m.promised})
+				m.send(Frame{Kind: Collect, To: j, Ballot: m.promised, Record: m.declared})
 			}
 		}
 		m.goOn()

@@ -202,9 +202,9 @@ func (n *net) check() {
 
 // Whatever is lost, dies or stops, in whatever order, survivors that are joined have one cause, and all that know of a failure have one.
 func TestOneCause(t *testing.T) {
-	worlds := uint64(20_000)
+	worlds := uint64(4_000)
 	if testing.Short() {
-		worlds = 2_000
+		worlds = 500
 	}
 	for seed := range worlds {
 		n := newNet(t, seed, 2+int(seed%4))

@@ -39,6 +39,7 @@ type member struct {
 	value         uint8 // a verdict that one of those has reported that it asks
 	waiting       uint8 // these have not answered yet
 	told          uint8 // 1 + the member to which it has sent DECLARE last
+	asked         uint8 // ballot of a COLLECT that it answers when it has asked the store
 	lost          uint8
 }
 
@@ -72,6 +73,8 @@ const (
 	CauseNotPassedOn              // a member does not pass the verdict on
 	LinkIsMember                  // a member counts as lost when the link to it is lost
 	FramesNotRepeated             // frames on a lost link are not repeated over other links
+	PromiseWithStore              // a member promises although it reaches the store
+	AskedOnce                     // a member that does not take CAUSE, and waits for nobody, does not ask again
 	lastVerdictSwitch
 )
 
@@ -88,6 +91,8 @@ var verdictMutations = []HostMutation{
 	{LostStillAwaited, "an answer of a lost member is waited for", "verdict, 2 x 1, two faults", Deadlock},
 	{CauseNotPassedOn, "the verdict is not passed on", "verdict, 3 x 1, who has left is lost", Deadlock},
 	{LinkIsMember, "a member counts as lost when the link to it is lost", "verdict, 4 x 1, three links and the store", TwoCauses},
+	{PromiseWithStore, "a member that reaches the store promises without asking it", "verdict, 3 x 1, two faults, links", TwoCauses},
+	{AskedOnce, "a member that does not take CAUSE does not ask again", "verdict, 3 x 1, two faults, with the store", Deadlock},
 	{FramesNotRepeated, "frames on a lost link are not repeated over other links", "verdict, 3 x 1, two faults, links", Deadlock},
 }
 
@@ -238,7 +243,7 @@ func (t *turn) act(i int) {
 		}
 		return
 	}
-	if m.promised != 0 && (t.up(i)&bit(int(m.promised)-1) != 0 || t.off == NobodyTakesOver) {
+	if m.promised != 0 && (t.up(i)&bit(t.owner(m.promised)) != 0 || t.off == NobodyTakesOver) {
 		return // its owner will decide
 	}
 	to := bits.TrailingZeros8(t.up(i))
@@ -257,7 +262,7 @@ func (t *turn) takeOver(i int) {
 	if t.off == TakesOverBlindly {
 		m.waiting = 0
 	} else {
-		t.sendAll(i, verdictFrame{kind: collectFrame, ballot: m.promised})
+		t.sendAll(i, verdictFrame{kind: collectFrame, ballot: m.promised, record: m.declared})
 	}
 	t.goOn(i)
 }
@@ -276,6 +281,9 @@ func (t *turn) goOn(i int) {
 
 // decide gives member i the verdict of a ballot, which it passes on.
 func (t *turn) decide(i int, ballot, record uint8) {
+	if asked := t.s.m[i].asked; asked != 0 {
+		t.promise(i, asked, record)
+	}
 	t.settle(i, ballot, record)
 	t.sendAll(i, verdictFrame{kind: causeFrame, ballot: ballot, record: record})
 }
@@ -284,7 +292,7 @@ func (t *turn) decide(i int, ballot, record uint8) {
 func (t *turn) settle(i int, ballot, record uint8) {
 	m := &t.s.m[i]
 	m.verdict, m.promised = record, ballot
-	m.declared, m.told, m.asks, m.waiting, m.value = 0, 0, false, 0, 0
+	m.declared, m.told, m.asked, m.asks, m.waiting, m.value = 0, 0, 0, false, 0, 0
 	t.s.answer[i] = 0
 	t.clean(i)
 }
@@ -294,7 +302,14 @@ func (t *turn) take(i, from int, f verdictFrame) {
 	m := &t.s.m[i]
 	switch f.kind {
 	case causeFrame:
-		if m.verdict != 0 || f.ballot < m.promised && t.off != OldCauseTaken {
+		if m.verdict != 0 {
+			return
+		}
+		if f.ballot < m.promised && t.off != OldCauseTaken {
+			if t.up(i)&bit(t.owner(m.promised)) == 0 && t.off != AskedOnce { // nobody else will decide: the sender, or who is lowest, is to say it again
+				m.told = 0
+				t.act(i)
+			}
 			return
 		}
 		if t.off == CauseNotPassedOn {
@@ -304,7 +319,8 @@ func (t *turn) take(i, from int, f verdictFrame) {
 		t.decide(i, f.ballot, f.record)
 	case declareFrame:
 		if m.verdict != 0 {
-			t.send(i, from, verdictFrame{kind: causeFrame, ballot: m.promised, record: m.verdict})
+			// The sender holds all members below this one as lost, so it takes this ballot.
+			t.send(i, from, verdictFrame{kind: causeFrame, ballot: max(m.promised, uint8(1+i)), record: m.verdict})
 			return
 		}
 		if m.declared == 0 {
@@ -315,14 +331,15 @@ func (t *turn) take(i, from int, f verdictFrame) {
 		if f.ballot < m.promised && m.verdict == 0 {
 			return // its owner is lost
 		}
-		report := m.verdict
-		if t.off == VerdictNotReported {
-			report = 0
+		if m.verdict == 0 && !m.noStore && t.off != PromiseWithStore {
+			m.asked = max(m.asked, f.ballot)
+			if m.declared == 0 {
+				m.declared = f.record
+			}
+			t.act(i)
+			return
 		}
-		if m.verdict == 0 {
-			m.promised = f.ballot
-		}
-		t.send(i, from, verdictFrame{kind: promiseFrame, ballot: f.ballot, record: report})
+		t.promise(i, f.ballot, m.verdict)
 	case promiseFrame:
 		if !m.asks || f.ballot != m.promised {
 			return
@@ -333,6 +350,19 @@ func (t *turn) take(i, from int, f verdictFrame) {
 		m.waiting &^= bit(from)
 		t.goOn(i)
 	}
+}
+
+func (t *turn) owner(ballot uint8) int { return int(ballot) - 1 }
+
+// promise answers COLLECT of a ballot.
+func (t *turn) promise(i int, ballot, verdict uint8) {
+	m := &t.s.m[i]
+	if verdict == 0 {
+		m.promised, m.asked = ballot, 0
+	} else if t.off == VerdictNotReported {
+		verdict = 0
+	}
+	t.send(i, t.owner(ballot), verdictFrame{kind: promiseFrame, ballot: ballot, record: verdict})
 }
 
 // without lets member i go on without another one, or without the store.
@@ -388,14 +418,18 @@ func (c *verdictCase) steps(s verdictState, off HostSwitch) (list []hostStep[ver
 		if rec := s.answer[i]; rec != 0 {
 			step(fmt.Sprintf("process %d gets record %d from the store", i, rec), func(t *turn) {
 				t.s.answer[i] = 0
-				if m := &t.s.m[i]; m.verdict == 0 && (m.promised == 0 || off == AnswerAfterPromise) {
+				if m := &t.s.m[i]; m.verdict == 0 && (m.promised == 0 || off == AnswerAfterPromise && !m.asks) {
 					t.decide(i, 0, rec)
 				}
 			})
 		}
 		if (s.storeDead || s.storeCut&bit(i) != 0) && !m.noStore && off != StoreAwaited {
 			step(fmt.Sprintf("process %d notices that the store does not answer", i), func(t *turn) {
-				t.s.m[i].noStore = true
+				m := &t.s.m[i]
+				m.noStore = true
+				if m.verdict == 0 && m.asked != 0 {
+					t.promise(i, m.asked, 0)
+				}
 				t.without(i, 0)
 			})
 		}

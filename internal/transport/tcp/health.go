@@ -104,7 +104,8 @@ func (c *conn) kernel() (k kernelState, err error) {
 		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err != nil {
 			return
 		}
-		k.acked, k.asked = info.Bytes_acked, info.Unacked > 0 || info.Probes > 0
+		// The kernel counts a probe after it was sent. On a link without delay its answer has come by then, so one may be an old one.
+		k.acked, k.asked = info.Bytes_acked, info.Unacked > 0 || info.Probes > 1
 		k.queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
 	})
 	if failed != nil {

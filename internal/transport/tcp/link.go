@@ -63,10 +63,8 @@ func (l *Link) Err() error {
 func (l *Link) start() {
 	for _, c := range l.conns {
 		l.works.Go(func() {
-			err := c.send(&Header{Kind: Heartbeat}, nil) // so that the other end hears of the link
-			if err == nil {
-				err = c.run()
-			}
+			_ = c.send(&Header{Kind: Heartbeat}, nil) // so that the other end hears of the link; what has come is read in any case
+			err := c.run()
 			l.lose(err)
 			c.receiving.Lock()
 			c.fail(err)
