@@ -89,7 +89,7 @@ func (n *Node) meet(raw *net.TCPConn, e *list.Element) {
 
 // admit makes the handshake. A panic in it, of what a stranger has sent, ends the connection and nothing else.
 func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake.Session, err error) {
-	defer recovered(&err)
+	defer func() { recovered(&err, recover()) }()
 	deadline := time.Now().Add(n.config.Timing.Greeting)
 	if err = raw.SetDeadline(deadline); err != nil {
 		return nil, i, nil, err
@@ -146,6 +146,8 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 	}
 	p := n.peer(i.from)
 	switch {
+	case p.link != nil && !p.link.heard.Load(): // the other process has given that link up, which this one will see
+		return nil, crossed
 	case p.link != nil:
 		return nil, notWanted
 	case p.dialing && bytes.Compare(n.config.Self[:], i.from[:]) < 0:

@@ -37,9 +37,11 @@ type conn struct {
 
 	sending struct {
 		sync.Mutex
-		head [HeaderBytes]byte
-		bufs [][]byte
-		rest []byte // of a frame of which the kernel has taken the beginning; it goes before everything else
+		head    [HeaderBytes]byte
+		bufs    [][]byte
+		rest    []byte      // of a frame of which the kernel has taken the beginning; it goes before everything else
+		broken  error       // a write has failed, so a part of a frame may be out: nothing is sent behind it
+		flusher atomic.Bool // a goroutine of flushRest waits for the lock
 	}
 	sent  atomic.Int64 // when a frame was sent last, on the link's clock
 	heard atomic.Int64 // when bytes came last
@@ -90,6 +92,12 @@ var errAgain = errors.New("nothing has come")
 // once reads what one system call gives, and handles it. It returns errAgain if there was nothing.
 // Requires: the lock of receiving.
 func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
+	defer func() {
+		recovered(&err, recover())
+		if err != nil && !errors.Is(err, errAgain) {
+			c.fail(err) // before somebody else gets the lock
+		}
+	}()
 	r := &c.receiving
 	switch {
 	case r.failed != nil:
@@ -110,16 +118,14 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 	n, err := read(r.bufs)
 	clear(r.bufs)
 	if err != nil {
-		if !errors.Is(err, errAgain) {
-			c.fail(err)
-		}
 		return 0, err
 	}
 	c.heard.Store(c.link.now())
-	c.link.heard.Store(true)
+	if !c.link.heard.Load() {
+		c.link.node.heard(c.link)
+	}
 	if frames, err = c.handle(n); err != nil {
 		err = &frameError{err}
-		c.fail(err)
 	}
 	return frames, err
 }
@@ -279,7 +285,7 @@ func readv(fd int, bufs [][]byte) (int, error) {
 
 // run reads the connection until it ends. It is the goroutine of the connection.
 func (c *conn) run() (err error) {
-	defer recovered(&err)
+	defer func() { recovered(&err, recover()) }()
 	if !c.plain {
 		return c.runSecure()
 	}
@@ -325,14 +331,14 @@ func (c *conn) run() (err error) {
 // locked is once for a goroutine.
 func (c *conn) locked(read func([][]byte) (int, error)) error {
 	c.receiving.Lock()
-	defer c.receiving.Unlock() // also when the receiver panics
+	defer c.receiving.Unlock()
 	_, err := c.once(read)
 	return err
 }
 
-// recovered turns a panic into the error of a function, which ends the link.
-func recovered(err *error) {
-	if p := recover(); p != nil {
+// recovered turns what recover has returned into the error of a function, which ends the link.
+func recovered(err *error, p any) {
+	if p != nil {
 		*err = &frameError{fmt.Errorf("internal error: panic: %v\n%s", p, debug.Stack())}
 	}
 }
@@ -377,7 +383,6 @@ func (c *conn) leave() {
 
 // poll reads what has come, by one system call. Somebody else who reads is left alone.
 func (c *conn) poll() (frames int, err error) {
-	defer recovered(&err)
 	if !c.plain || !c.receiving.TryLock() {
 		return 0, nil
 	}

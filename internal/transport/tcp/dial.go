@@ -71,8 +71,12 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (
 		if _, err = linkProtocol.Greet(plain, n.config.Space, key, deadline); err != nil {
 			return nil, nil, err
 		}
+		// A handshake with the context would close the connection itself when that ends, without a call of Closing.
+		if err = plain.SetDeadline(deadline); err != nil {
+			return nil, nil, err
+		}
 		secure := tls.Client(plain, n.config.TLS)
-		if err = secure.HandshakeContext(ctx); err != nil {
+		if err = secure.Handshake(); err != nil {
 			return nil, nil, err
 		}
 		if key, err = bound(key, secure); err != nil {

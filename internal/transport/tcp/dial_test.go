@@ -2,12 +2,18 @@ package tcp
 
 import (
 	"context"
+	"encoding/binary"
+	"hash/crc32"
 	"net"
+	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/handshake"
 )
 
 // proved returns a connection to b that has proved the secret and was admitted.
@@ -41,8 +47,14 @@ func TestTimerAndLastConnection(t *testing.T) {
 		i.index = k
 		proved(t, b, i)
 	}
+	var in *incoming
+	require.Eventually(t, func() bool {
+		b.Node.mu.Lock()
+		defer b.Node.mu.Unlock()
+		in = b.peers[i.from].incoming
+		return in != nil && in.ready == 2
+	}, soon, time.Millisecond, "two connections")
 	b.Node.mu.Lock()
-	in := b.peers[i.from].incoming
 	conns, raws := in.conns, in.tcp
 	b.Node.mu.Unlock()
 	b.giveUp(i.from, in)
@@ -52,23 +64,60 @@ func TestTimerAndLastConnection(t *testing.T) {
 	require.Nil(t, b.peers[i.from].link)
 }
 
-// A link over which nothing has come counts as an attempt: the other process may never have had it.
+// A link over which nothing has come counts as an attempt: the other process may never have had it. Nobody is told of its end, and the other
+// process can dial before this one has seen that end.
 func TestLinkOfWhichNothingCame(t *testing.T) {
 	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Minute} })
-	i := introduction{from: a.id, to: b.id, attempt: 0, data: 2}
+	for _, all := range []bool{true, false} { // connections that the other process closes; else this one reads the others to its limit
+		a, b := newEnd(t, nil), newEnd(t, func(c *Config) {
+			c.Timing = Timing{Beat: time.Hour, Unacked: 100 * time.Millisecond, Greeting: time.Minute}
+		})
+		i := introduction{from: a.id, to: b.id, attempt: 0, data: 2}
+		var conns []net.Conn
+		for k := range uint8(3) {
+			i.index = k
+			conns = append(conns, proved(t, b, i))
+		}
+		first := b.madeFor(t, a.id)
+		for k, c := range conns {
+			if all || k == 2 {
+				require.NoError(t, c.Close())
+			}
+		}
+		require.NoError(t, a.linkTo(t, b).Send(1, message(1), []byte("again")))
+		require.Equal(t, "again", b.await(t, 1)[0].body)
+		require.NotSame(t, first, b.linkOf(t, a))
+		require.Empty(t, b.lost)
+		require.Empty(t, a.lost)
+	}
+}
+
+// A link is handed out when something has come over it, not before.
+func TestLinkIsHandedOutWhenTheOtherProcessHasIt(t *testing.T) {
+	noLeaks(t)
+	b := newEnd(t, nil)
+	i := introduction{from: Identity{1}, to: b.id, attempt: 1, data: 2}
+	var conns []net.Conn
 	for k := range uint8(3) {
 		i.index = k
-		c := proved(t, b, i)
-		defer c.Close()
-		if k == 2 {
-			b.linkOf(t, a)
-			require.NoError(t, c.Close())
-		}
+		conns = append(conns, proved(t, b, i))
 	}
-	require.Error(t, b.awaitLoss(t))
-	require.NoError(t, a.linkTo(t, b).Send(1, message(1), []byte("again")))
-	require.Equal(t, "again", b.await(t, 1)[0].body)
+	made := b.madeFor(t, i.from)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	_, err := b.Link(ctx, i.from, nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	var heartbeat [HeaderBytes]byte
+	(&Header{Kind: Heartbeat}).Encode(&heartbeat)
+	binary.LittleEndian.PutUint32(heartbeat[sumAt:], crc32.Checksum(heartbeat[:sumAt], castagnoli))
+	_, err = conns[1].Write(heartbeat[:])
+	require.NoError(t, err)
+	l, err := b.Link(context.Background(), i.from, nil)
+	require.NoError(t, err)
+	require.Same(t, made, l)
+	for _, c := range conns {
+		require.NoError(t, c.Close())
+	}
 }
 
 // Closing a node ends what it dials at once.
@@ -120,4 +169,58 @@ func TestDescriptorsAreTold(t *testing.T) {
 	defer mu.Unlock()
 	require.Equal(t, 2+2*3, most, "2 listeners, and 3 connections with 2 ends")
 	require.Empty(t, open)
+}
+
+// So are those of an attempt that ends within TLS, because its time is over or because it is given up.
+func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
+	noLeaks(t)
+	settings, err := TLS(authority(t))
+	require.NoError(t, err)
+	silent := listenOn(t, "127.0.0.1:0")
+	defer silent.Close()
+	within := make(chan net.Conn)
+	go func() {
+		defer close(within)
+		for {
+			c, err := silent.Accept()
+			if err != nil {
+				return
+			}
+			_, _, err = linkProtocol.Admit(c, soon, func(handshake.Space) (handshake.Key, bool) { return testKey, true })
+			if err != nil {
+				t.Error(err)
+			}
+			within <- c // it says nothing more
+		}
+	}()
+	for n := range 20 {
+		var opened, closing atomic.Int32
+		a := newEnd(t, func(c *Config) {
+			c.TLS = settings
+			c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon}
+			c.Opened = func(uintptr) { opened.Add(1) }
+			c.Closing = func(uintptr) { closing.Add(1) }
+			if n%2 == 0 {
+				c.Timing.Greeting = 50 * time.Millisecond
+			}
+		})
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error)
+		go func() {
+			_, err := a.Link(ctx, Identity{1}, []netip.AddrPort{silent.Addr().(*net.TCPAddr).AddrPort()})
+			done <- err
+		}()
+		c := <-within
+		if n%2 == 1 {
+			cancel()
+		}
+		require.Error(t, <-done)
+		cancel()
+		require.EqualValues(t, 2, opened.Load(), "the listener and a connection")
+		require.Positive(t, closing.Load(), "the connection")
+		a.Close()
+		_ = c.Close()
+	}
+	require.NoError(t, silent.Close())
+	<-within
 }

@@ -2,8 +2,10 @@ package tcp
 
 import (
 	"io"
+	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -25,7 +27,7 @@ func TestNothingIsLostAtExit(t *testing.T) {
 			for on := 1; on <= 2; on++ {
 				require.NoError(t, l.Send(on, message(n+1), make([]byte, 20_000)))
 			}
-			require.NoError(t, l.Send(control, &Header{Kind: Collect, Group: 9, Number: n + 1}))
+			require.NoError(t, l.Send(control, &Header{Kind: Collect, Group: 9, Number: n + 1}, make([]byte, maxRecord)))
 		}
 		a.Close()
 		require.ErrorIs(t, b.awaitLoss(t), io.EOF)
@@ -34,21 +36,94 @@ func TestNothingIsLostAtExit(t *testing.T) {
 	}
 }
 
-// Closing a node does not wait for a process that does nothing.
+// Closing a node waits for a process that does nothing for as long as a link that ends is read, and no longer.
 func TestCloseWithAStoppedProcess(t *testing.T) {
 	noLeaks(t)
-	quick := func(c *Config) { c.Timing = fast }
-	a, b := newEnd(t, quick), newEnd(t, quick)
-	held, slow := make(chan struct{}), make(chan struct{})
+	timing := Timing{Beat: time.Hour, Unacked: 200 * time.Millisecond, Greeting: soon}
+	b := newEnd(t, func(c *Config) { c.Timing = timing })
+	i := introduction{from: Identity{1}, to: b.id, attempt: 1, data: 2}
+	for k := range uint8(3) {
+		i.index = k
+		proved(t, b, i) // it does nothing more
+	}
+	b.madeFor(t, i.from)
+	began := time.Now()
+	b.Close()
+	require.GreaterOrEqual(t, time.Since(began), timing.Unacked)
+	require.Less(t, time.Since(began), timing.Unacked+time.Second)
+}
+
+// Users of both processes may send as soon as they have the link, more than the connections hold.
+func TestBothSendAtOnce(t *testing.T) {
+	noLeaks(t)
+	const messages = 160 // 10 MB
+	for range 3 {
+		a, b := newEnd(t, nil), newEnd(t, nil)
+		drop := func(_ int, h *Header) ([][]byte, error) {
+			if h.Number < messages {
+				return nil, ErrDrop
+			}
+			return nil, nil
+		}
+		a.set(drop)
+		b.set(drop)
+		var all sync.WaitGroup
+		for _, way := range [][2]*end{{a, b}, {b, a}} {
+			all.Go(func() {
+				l, err := way[0].dialTo(way[1])
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for on := range 3 {
+					all.Go(func() {
+						for n := range uint64(messages) {
+							h, body := message(n+1), make([]byte, MaxMessage)
+							if on == control {
+								h, body = &Header{Kind: Exchange, Group: 9, Number: n + 1}, body[:maxEntry]
+							}
+							if err := l.Send(on, h, body); err != nil {
+								t.Error(err)
+								return
+							}
+						}
+					})
+				}
+			})
+		}
+		a.await(t, 3)
+		b.await(t, 3)
+		all.Wait()
+		a.Close()
+		b.Close()
+	}
+}
+
+// What was not sent whole has nothing sent behind it: the other process would take that for the rest of it.
+func TestNothingIsSentBehindABrokenFrame(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	slow := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(slow) })
+	defer goOn()
 	b.set(func(int, *Header) ([][]byte, error) {
-		close(held)
 		<-slow
 		return nil, nil
 	})
-	l := a.linkTo(t, b)
-	require.NoError(t, l.Send(1, message(1)))
-	<-held
-	a.Close() // returns although b does not end its side
-	close(slow)
-	require.Error(t, b.awaitLoss(t))
+	c := a.linkTo(t, b).conns[1]
+	for taken := true; taken; { // until the connection is full, with a part of a frame kept
+		var err error
+		h := message(1)
+		h.Bytes = MaxMessage
+		taken, err = c.trySend(h, [][]byte{make([]byte, MaxMessage)})
+		require.NoError(t, err)
+	}
+	require.NoError(t, c.tcp.SetWriteDeadline(time.Now()))
+	err := c.send(message(2), nil)
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, c.tcp.SetWriteDeadline(time.Time{}))
+	goOn()
+	require.ErrorIs(t, c.send(message(2), nil), os.ErrDeadlineExceeded)
+	_, err = c.trySend(message(2), nil)
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 }

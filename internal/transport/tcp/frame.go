@@ -115,7 +115,7 @@ var rules = [...]rule{
 	State:     {true, false, maxState, useGroup},
 	Exchange:  {true, false, maxEntry, useGroup | useChannel | useNumber | useHash | useBlock | useTaken},
 	Declare:   {true, false, maxRecord, useGroup | useTaken},
-	Collect:   {true, false, 0, useGroup | useNumber | useTaken},
+	Collect:   {true, false, maxRecord, useGroup | useNumber | useTaken},
 	Promise:   {true, false, maxRecord, useGroup | useNumber | useTaken},
 	Cause:     {true, false, maxRecord, useGroup | useNumber | useTaken},
 	Lost:      {true, false, 0, useGroup | useNumber | useBlock | useTaken},

@@ -2,8 +2,11 @@ package tcp
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"io"
+	"strings"
 	"testing"
 )
 
@@ -73,22 +76,29 @@ func (s *strict) Arrived(_ *Link, _ int, h *Header) error {
 
 // Whatever comes, in whatever pieces, a connection hands on whole frames, in order, or ends; and writes nowhere else.
 func FuzzStream(f *testing.F) {
-	var stream []byte
+	var stream, plain []byte // within TLS, and with checksums
 	for n := range uint64(3) {
 		h := message(n)
 		h.Bytes = uint32(n * 9_000)
 		var text [HeaderBytes]byte
 		h.Encode(&text)
-		stream = append(append(stream, text[:]...), bytes.Repeat([]byte{byte(n)}, int(h.Bytes))...)
+		body := bytes.Repeat([]byte{byte(n)}, int(h.Bytes))
+		stream = append(append(stream, text[:]...), body...)
+		sum := crc32.Update(crc32.Checksum(text[:sumAt], castagnoli), castagnoli, body)
+		binary.LittleEndian.PutUint32(text[sumAt:], sum)
+		plain = append(append(plain, text[:]...), body...)
 	}
-	f.Add(stream, uint16(1))
-	f.Add(stream, uint16(7_000))
-	f.Add(stream[:100], uint16(65))
-	f.Fuzz(func(t *testing.T, text []byte, piece uint16) {
+	for _, piece := range []uint16{1, 7_000} {
+		f.Add(stream, piece, false)
+		f.Add(plain, piece, true)
+		f.Add(stream, piece, true)
+	}
+	f.Add(plain[:100], uint16(65), true)
+	f.Fuzz(func(t *testing.T, text []byte, piece uint16, plain bool) {
 		guard := bytes.Repeat([]byte{0xee}, MaxMessage+64)
 		s := &strict{t: t, place: guard[:MaxMessage]}
 		l := &Link{node: &Node{config: Config{Receiver: s}}}
-		c := &conn{link: l, index: 1, ended: make(chan struct{})}
+		c := &conn{link: l, index: 1, plain: plain, ended: make(chan struct{})}
 		c.receiving.intake = make([]byte, intakeBytes)
 		in := bytes.NewReader(text)
 		for {
@@ -107,6 +117,9 @@ func FuzzStream(f *testing.F) {
 				return n, nil
 			})
 			if err != nil {
+				if strings.Contains(err.Error(), "panic") {
+					t.Error(err)
+				}
 				break
 			}
 		}

@@ -16,7 +16,8 @@ type Timing struct {
 	Greeting time.Duration // a stranger has so long for the handshake and the introduction
 }
 
-// DefaultTiming finds a dead host, or a cut in either direction, within 2.25 s: at most two looks until a heartbeat, the wait and a look.
+// DefaultTiming finds a dead host, or a cut in either direction, on this host too, within 2.25 s: at most two looks until a heartbeat, the
+// wait and a look.
 var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Millisecond, Greeting: 5 * time.Second}
 
 // mostUnsent is how much a connection may hold before heartbeats are left out: the other process is stopped, and they would pile up.
@@ -78,21 +79,36 @@ func (l *Link) look(now time.Time, late bool) error {
 
 // kernelState is what the kernel says of a connection.
 type kernelState struct {
-	queued int    // bytes that the other kernel has not acknowledged, sent or not
-	acked  uint64 // bytes that it has acknowledged in all
-	asked  bool   // a packet, or a probe of a window that is full or of a way that takes nothing, is without an answer
+	queued  int           // bytes that the other kernel has not acknowledged, sent or not
+	acked   uint64        // bytes that it has acknowledged in all
+	packets bool          // packets are on the way
+	probes  bool          // a probe of a window that is full, or of a way that takes nothing, is without an answer
+	probing time.Duration // the kernel has sent two probes so long after a packet that did not leave this host
 }
 
 // progress is since when a connection has made none.
 type progress struct {
-	acked uint64
-	since time.Time
+	acked  uint64
+	since  time.Time
+	looked time.Time
+	asked  bool // at the last look, something was without an answer
 }
 
-// look returns for how long there was no progress. A queue that waits for a slow process is none: its kernel answers probes.
+// look returns for how long there was no progress: the queue was not empty, nothing was acknowledged, and now something is without an answer. A
+// queue that waits for a slow process is none, because its kernel answers probes.
 func (p *progress) look(k kernelState, now time.Time, late bool) time.Duration {
-	if late || k.queued == 0 || !k.asked || k.acked != p.acked {
+	asked := k.packets || k.probes
+	switch {
+	case late || k.queued == 0 || k.acked != p.acked || p.asked && !asked: // an answer to a probe acknowledges no bytes
 		p.acked, p.since = k.acked, now
+	case !asked && now.Sub(p.since) > k.probing:
+		p.since = now.Add(-k.probing) // if nothing left this host, it would have been probed: the other kernel has answered until then
+	case k.packets && !p.asked && p.since.Before(p.looked):
+		p.since = p.looked // a window has opened behind the last look
+	}
+	p.looked, p.asked = now, asked
+	if !asked {
+		return 0
 	}
 	return now.Sub(p.since)
 }
@@ -105,7 +121,9 @@ func (c *conn) kernel() (k kernelState, err error) {
 			return
 		}
 		// The kernel counts a probe after it was sent. On a link without delay its answer has come by then, so one may be an old one.
-		k.acked, k.asked = info.Bytes_acked, info.Unacked > 0 || info.Probes > 1
+		k.acked, k.packets, k.probes = info.Bytes_acked, info.Unacked > 0, info.Probes > 1
+		// The first probe comes a retransmission timeout after the packet, and the second one two behind it. A look sees that one Beat later.
+		k.probing = 3*time.Duration(info.Rto)*time.Microsecond + c.link.node.config.Timing.Beat
 		k.queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
 	})
 	if failed != nil {

@@ -140,20 +140,30 @@ func (e *end) dialTo(other *end) (*Link, error) {
 	return e.Link(ctx, other.id, other.at)
 }
 
-// linkOf returns the link that another process has made.
-func (e *end) linkOf(t *testing.T, other *end) (l *Link) {
+// linkOf returns the link that another process has made, when something has come over it.
+func (e *end) linkOf(t *testing.T, other *end) *Link {
+	t.Helper()
+	l := e.madeFor(t, other.id)
+	require.Eventually(t, l.heard.Load, soon, time.Millisecond, "a heartbeat")
+	return l
+}
+
+// madeFor returns the link that another process has made, over which nothing may have come yet.
+func (e *end) madeFor(t *testing.T, other Identity) (l *Link) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		e.Node.mu.Lock()
 		defer e.Node.mu.Unlock()
-		p := e.peers[other.id]
-		if p != nil {
+		if p := e.peers[other]; p != nil {
 			l = p.link
 		}
 		return l != nil
 	}, soon, time.Millisecond, "a link")
 	return l
 }
+
+// quiet returns for how long nothing has come on the control connection, not even a heartbeat.
+func (l *Link) quiet() time.Duration { return time.Duration(l.now() - l.conns[control].heard.Load()) }
 
 func (e *end) awaitLoss(t *testing.T) error {
 	t.Helper()

@@ -26,6 +26,7 @@ type Link struct {
 	atOnce chan struct{} // closed when nothing is to be read any more
 	over   atomic.Bool   // nothing is read any more
 	gone   chan struct{} // closed when nothing of the link runs any more
+	adding sync.Mutex    // of goroutines to running, and of over
 	works  sync.WaitGroup
 }
 
@@ -59,11 +60,15 @@ func (l *Link) Err() error {
 	return nil
 }
 
-// start makes the goroutines that read. Each sends a heartbeat first.
+// start sends a heartbeat on each connection, so that the other end hears of the link, and makes the goroutines that read. A goroutine that
+// reads must never wait in a send: where users of both processes fill the connection, nobody would read.
+// Requires: nobody else has the link yet, so its send buffers have room.
 func (l *Link) start() {
 	for _, c := range l.conns {
+		_ = c.send(&Header{Kind: Heartbeat}, nil) // what has come is read in any case
+	}
+	for _, c := range l.conns {
 		l.works.Go(func() {
-			_ = c.send(&Header{Kind: Heartbeat}, nil) // so that the other end hears of the link; what has come is read in any case
 			err := c.run()
 			l.lose(err)
 			c.receiving.Lock()
@@ -97,7 +102,7 @@ func (l *Link) end(own bool, why error) {
 			continue
 		}
 		_ = c.tcp.SetWriteDeadline(deadline)
-		l.works.Go(func() {
+		l.spawn(func() {
 			c.sending.Lock()
 			_ = c.flush()
 			c.sending.Unlock()
@@ -105,16 +110,26 @@ func (l *Link) end(own bool, why error) {
 		})
 	}
 	l.drain(limit.C)
+	l.adding.Lock()
 	l.over.Store(true)
+	l.adding.Unlock()
 	for _, c := range l.conns {
 		c.shut()
 	}
 	l.works.Wait()
-	l.node.ended(l)
-	if l.node.config.Lost != nil && !own {
+	if attempt := l.node.ended(l); l.node.config.Lost != nil && !own && !attempt {
 		l.tell(why)
 	}
 	close(l.gone)
+}
+
+// spawn runs a function as a part of the link, unless the link is over.
+func (l *Link) spawn(f func()) {
+	l.adding.Lock()
+	defer l.adding.Unlock()
+	if !l.over.Load() {
+		l.works.Go(f)
+	}
 }
 
 // tell calls Lost. Nobody is left to get a panic of it as an error.
@@ -125,7 +140,7 @@ func (l *Link) tell(why error) {
 			fmt.Fprintln(os.Stderr, "sagecomm:", err)
 		}
 	}()
-	defer recovered(&err)
+	defer func() { recovered(&err, recover()) }()
 	l.node.config.Lost(l, why)
 }
 
@@ -197,7 +212,7 @@ func (l *Link) Attend() {
 func (l *Link) Leave() {
 	for _, c := range l.conns {
 		c.leave()
-		c.left()
+		c.flushRest()
 	}
 }
 
@@ -227,10 +242,6 @@ func (l *Link) Poll() (frames int, err error) {
 	}
 	return frames, nil
 }
-
-// Quiet returns for how long nothing has come on the control connection, not even a heartbeat. A process that is stopped is quiet, and not
-// lost as long as its kernel acknowledges.
-func (l *Link) Quiet() time.Duration { return time.Duration(l.now() - l.conns[control].heard.Load()) }
 
 // addressOf returns the address of the other end of a connection.
 func addressOf(c net.Conn) netip.AddrPort {

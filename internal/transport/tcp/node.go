@@ -75,7 +75,7 @@ type Node struct {
 
 // peer is what the node knows of one process.
 type peer struct {
-	link     *Link // stays when it is lost, so that it is not made again
+	link     *Link // stays when it is lost, so that it is not made again, unless nothing has come over it
 	dialing  bool
 	newest   uint64 // the highest attempt of the other process
 	incoming *incoming
@@ -209,14 +209,29 @@ func (n *Node) forget(p *peer) {
 	p.incoming = nil
 }
 
-// ended takes note of a link that has ended. One over which nothing has come counts as an attempt: the other process may have no link.
-func (n *Node) ended(l *Link) {
+// heard takes note of the first bytes that have come over a link.
+func (n *Node) heard(l *Link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if p := n.peers[l.peer]; p != nil && p.link == l && !l.heard.Load() {
+	l.heard.Store(true)
+	if p := n.peers[l.peer]; p != nil && p.link == l {
+		p.signal()
+	}
+}
+
+// ended takes note of a link that has ended, and reports whether it counts as an attempt: one over which nothing has come does, because the
+// other process may have no link. Nobody has been given such a link.
+func (n *Node) ended(l *Link) (attempt bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l.heard.Load() {
+		return false
+	}
+	if p := n.peers[l.peer]; p != nil && p.link == l {
 		p.link = nil
 		p.signal()
 	}
+	return true
 }
 
 // dead reports whether a connection of the attempt has ended. Nobody reads them yet.
@@ -239,7 +254,7 @@ func (in *incoming) dead() (ended bool) {
 }
 
 // Link returns the link to a process that listens at one of the addresses, which are tried in their order. It makes the link if there is none. A
-// link that is lost is not made again: its reason is returned.
+// link that is lost is not made again: its reason is returned. A link is returned when something has come over it, so the other process has it.
 func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Link, error) {
 	if id == n.config.Self {
 		return nil, errors.New("internal error: a link of a process to itself")
@@ -254,10 +269,11 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Lin
 		case n.closed:
 			n.mu.Unlock()
 			return nil, errNodeClosed
-		case p.link != nil:
+		case p.link != nil && p.link.heard.Load():
+			l := p.link
 			n.mu.Unlock()
-			return p.link, p.link.Err()
-		case !p.dialing && p.incoming == nil:
+			return l, l.Err()
+		case p.link == nil && !p.dialing && p.incoming == nil:
 			p.dialing = true
 			n.mu.Unlock()
 			err := n.dial(ctx, id, at)
@@ -275,7 +291,7 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Lin
 		}
 		changed := p.changed
 		n.mu.Unlock()
-		// The other process is dialing, or another thread of this one.
+		// The other process is dialing, or another thread of this one, or nothing has come over the link yet.
 		timer := time.NewTimer(crossedWait)
 		select {
 		case <-changed:

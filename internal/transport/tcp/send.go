@@ -30,6 +30,7 @@ func (c *conn) write(h *Header, payload [][]byte) error {
 	}
 	clear(c.sending.bufs)
 	c.sent.Store(c.link.now())
+	c.sending.broken = err // a part of the frame may be out
 	return err
 }
 
@@ -52,12 +53,12 @@ func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
 // Requires: the lock of sending.
 func (c *conn) flush() error {
 	s := &c.sending
-	if len(s.rest) == 0 {
-		return nil
+	if s.broken != nil || len(s.rest) == 0 {
+		return s.broken
 	}
-	_, err := c.tcp.Write(s.rest)
+	_, s.broken = c.tcp.Write(s.rest)
 	s.rest = s.rest[:0]
-	return err
+	return s.broken
 }
 
 // trySend writes a frame if the kernel takes at least its beginning without waiting. The rest is kept, and goes with the next call of
@@ -77,7 +78,7 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	bufs := c.encode(h, payload)
 	defer clear(s.bufs)
 	n, err := c.writeSome(bufs)
-	if err != nil || n == 0 {
+	if s.broken = err; err != nil || n == 0 {
 		return false, err
 	}
 	for _, b := range skip(bufs, n) {
@@ -91,11 +92,12 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 // Requires: the lock of sending.
 func (c *conn) tryFlush() error {
 	s := &c.sending
-	if len(s.rest) == 0 {
-		return nil
+	if s.broken != nil || len(s.rest) == 0 {
+		return s.broken
 	}
 	n, err := c.writeSome([][]byte{s.rest})
 	s.rest = append(s.rest[:0], s.rest[n:]...)
+	s.broken = err
 	return err
 }
 
@@ -118,21 +120,26 @@ func (c *conn) writeSome(bufs [][]byte) (n int, err error) {
 	return max(n, 0), err
 }
 
-// left sends the rest of a frame that trySend has kept, in a goroutine, when the thread that attended leaves.
-func (c *conn) left() {
+// flushRest sends the rest of a frame that trySend has kept, in a goroutine, when the thread that attended leaves. Where somebody else has the
+// lock, the goroutine waits for it: who only tries to send may leave the rest behind.
+func (c *conn) flushRest() {
 	s := &c.sending
-	if !s.TryLock() {
-		return // the holder of the lock flushes
+	if s.TryLock() {
+		kept := len(s.rest) > 0
+		s.Unlock()
+		if !kept {
+			return
+		}
 	}
-	kept := len(s.rest) > 0
-	s.Unlock()
-	if kept {
-		go func() {
-			s.Lock()
-			defer s.Unlock()
-			if err := c.flush(); err != nil {
-				c.link.lose(err)
-			}
-		}()
+	if !s.flusher.CompareAndSwap(false, true) {
+		return // one waits for the lock already
 	}
+	c.link.spawn(func() {
+		s.Lock()
+		defer s.Unlock()
+		s.flusher.Store(false)
+		if err := c.flush(); err != nil {
+			c.link.lose(err)
+		}
+	})
 }

@@ -50,6 +50,8 @@ func TestRestOfAFrameGoesOut(t *testing.T) {
 	there := a.linkTo(t, b)
 	b.linkOf(t, a)
 	held, slow := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(slow) })
+	defer goOn()
 	b.set(func(_ int, h *Header) ([][]byte, error) {
 		if h.Number == 1 {
 			close(held)
@@ -70,7 +72,7 @@ func TestRestOfAFrameGoesOut(t *testing.T) {
 		}
 	}
 	<-held
-	close(slow)
+	goOn()
 	there.Leave()
 	b.await(t, sent)
 }
