@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"sagecomm/internal/runner"
@@ -53,17 +54,18 @@ type Pair struct {
 // gaveUp is the goodbye of a rank that has given up in the rendezvous. It sets no detached.
 const gaveUp = math.MaxUint64
 
-// lane is one lane of a pair. The pump's goroutine alone uses sent and told, and who reads the channel's connection came.
+// lane is one lane of a pair. The pump's goroutine alone changes sent and uses told, and who reads the channel's connection uses came.
 type lane struct {
 	own, shadow runner.Words
 	channels    [runner.Channels]channel
 }
 
 type channel struct {
-	in         unsafe.Pointer // the shadow's channel
-	sent, told uint64         // messages that were sent; messages taken, as the remote rank was told
-	came       uint64         // messages that have come
-	place      [1][]byte
+	in    unsafe.Pointer // the shadow's channel
+	sent  atomic.Uint64  // messages that were sent, or are being sent
+	told  uint64         // messages taken, as the remote rank was told
+	came  uint64         // messages that have come
+	place [1][]byte
 }
 
 // newPair makes the shadow.
@@ -164,18 +166,22 @@ func (p *Pair) abandon() (err error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.over {
-		return err
+	if !p.over {
+		p.storeGaveUp()
 	}
+	return err
+}
+
+// storeGaveUp ends with the memory of the pair. It does not set detached: the group gives memory back when it finds either word, so only one
+// of them can be the last access.
+// Requires: the lock; the remote rank has given up, and the pair is not over.
+func (p *Pair) storeGaveUp() {
 	p.over = true
-	host := &p.lanes[runner.HostLane]
 	for n := range p.lanes {
 		p.lanes[n].own.WakeAll(p.engine)
 	}
-	host.own.Detached(p.To).Store(1)
-	host.shadow.Left().Store(gaveUp)
+	p.lanes[runner.HostLane].shadow.Left().Store(gaveUp)
 	p.engine.Ring() // of the process; who sleeps on another bell looks every 50 ms
-	return err
 }
 
 // end tells the owner of the memory that nothing touches it any more, once both ranks have said so.
@@ -211,17 +217,18 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 	if offset := l.own.Channel(p.To, k).Load(); offset != 0 {
 		out := unsafe.Add(p.Own.Arena, offset)
 		for {
-			place := runner.PlaceOf(out, c.sent+1)
-			if place.Filled.Load() != c.sent+1 {
+			next := c.sent.Load() + 1
+			place := runner.PlaceOf(out, next)
+			if place.Filled.Load() != next {
 				break
 			}
 			h := p.header(tcp.Message)
-			h.Lane, h.Channel, h.Number, h.Hash, h.Block = uint8(number), uint8(k), c.sent+1, *place.Hash, *place.Block
+			h.Lane, h.Channel, h.Number, h.Hash, h.Block = uint8(number), uint8(k), next, *place.Hash, *place.Block
 			h.Taken = l.own.Taken(p.To, k).Load()
+			c.sent.Store(next) // the remote rank may have taken it before Send returns
 			if err := p.Link.Send(on, &h, place.Data[:*place.Bytes]); err != nil {
 				return moved, err
 			}
-			c.sent++
 			c.told = h.Taken
 			moved = true
 		}
@@ -241,6 +248,7 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 
 var errNoFrame = errors.New("a frame that the remote rank does not send")
 
+// wrong returns the error of a frame. The link's own error says of which process it came.
 func (p *Pair) wrong(h *tcp.Header, format string, args ...any) error {
 	return fmt.Errorf("%w: %v from rank %d to rank %d: %s", errNoFrame, h.Kind, p.To, p.Rank, fmt.Sprintf(format, args...))
 }
@@ -260,6 +268,9 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 		}
 		l := &p.lanes[h.Lane]
 		c := &l.channels[h.Channel]
+		if sent := c.sent.Load(); h.Taken > sent {
+			return nil, p.wrong(h, "%d messages were taken, after %d were sent", h.Taken, sent)
+		}
 		if h.Kind == tcp.Room {
 			return nil, nil
 		}

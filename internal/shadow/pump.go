@@ -1,7 +1,6 @@
 package shadow
 
 import (
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync"
@@ -171,10 +170,7 @@ func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 // Arrived implements tcp.Receiver.
 func (s *Set) Arrived(from *tcp.Link, on int, h *tcp.Header) error {
 	p, err := s.find(from, h)
-	switch {
-	case errors.Is(err, tcp.ErrDrop):
-		return nil // it was the last frame of the group
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	if err = p.store(on, h); err == nil && p.abandoned() {
@@ -233,6 +229,10 @@ func (s *Set) Lost(l *tcp.Link, why error) {
 	for _, p := range s.end(l) {
 		p.mu.Lock()
 		left, over := p.all(p.byes), p.over
+		if p.gone && !over { // the pump has ended before it came to that
+			p.storeGaveUp()
+			over = true
+		}
 		p.over = true
 		p.mu.Unlock()
 		if over {

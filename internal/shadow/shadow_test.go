@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,15 +31,30 @@ type end struct {
 	pair *Pair
 	told atomic.Int32 // calls of Config.Lost
 	late atomic.Bool  // one of them came before the last access to the memory of the pair
+
+	held atomic.Int32 // the connection whose frames wait for goOn, 1 above its number; 0: none
+	free chan struct{}
+	goOn func() // lets them go on
 }
+
+// Place keeps frames of a connection waiting, if the test wants that.
+func (e *end) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
+	if e.held.Load() == int32(on)+1 {
+		<-e.free
+	}
+	return e.Set.Place(from, on, h)
+}
+
+func (e *end) hold(on int32) { e.held.Store(on + 1) }
 
 func newEnd(t *testing.T, rank int) *end {
 	t.Helper()
-	e := &end{Set: NewSet(), id: tcp.Identity{byte(1 + rank)}, lost: make(chan error, 1)}
+	e := &end{Set: NewSet(), id: tcp.Identity{byte(1 + rank)}, lost: make(chan error, 1), free: make(chan struct{})}
+	e.goOn = sync.OnceFunc(func() { close(e.free) })
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	e.at = l.Addr().(*net.TCPAddr).AddrPort()
-	e.node, err = tcp.NewNode(tcp.Config{Self: e.id, Key: handshake.Key{1}, Data: 2, Receiver: e.Set, Lost: func(l *tcp.Link, why error) {
+	e.node, err = tcp.NewNode(tcp.Config{Self: e.id, Key: handshake.Key{1}, Data: 2, Receiver: e, Lost: func(l *tcp.Link, why error) {
 		e.Lost(l, why)
 		e.lost <- why
 	}, Opened: runner.CloseInChild, Closing: runner.KeepInChild}, []net.Listener{l})
@@ -47,6 +63,7 @@ func newEnd(t *testing.T, rank int) *end {
 	memory, err := unix.Mmap(-1, 0, int(2*page+blocks+Bytes(2)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
 	require.NoError(t, err)
 	t.Cleanup(func() {
+		e.goOn()
 		e.node.Close()
 		e.Close()
 		require.NoError(t, unix.Munmap(memory))
@@ -105,7 +122,11 @@ func TestFramesOfNoRank(t *testing.T) {
 		"channel":         func(h *tcp.Header) { h.Channel = runner.Channels },
 		"number too high": func(h *tcp.Header) { h.Number = 2 },
 		"number too low":  func(h *tcp.Header) { h.Number = 0 },
-		"kind":            func(h *tcp.Header) { *h = tcp.Header{Kind: tcp.Grant, Group: 5, From: 0, To: 1} },
+		"taken too high":  func(h *tcp.Header) { h.Taken = 1 },
+		"room too high": func(h *tcp.Header) {
+			*h = tcp.Header{Kind: tcp.Room, Group: 5, From: 0, To: 1, Taken: 1}
+		},
+		"kind": func(h *tcp.Header) { *h = tcp.Header{Kind: tcp.Grant, Group: 5, From: 0, To: 1} },
 	} {
 		a, b := pairOfEnds(t)
 		h := a.pair.header(tcp.Message)
@@ -113,7 +134,7 @@ func TestFramesOfNoRank(t *testing.T) {
 		spoil(&h)
 		on := a.pair.connection(0, 0)
 		payload := [][]byte{make([]byte, 100)}
-		if h.Kind == tcp.Grant {
+		if h.Kind != tcp.Message {
 			payload = nil
 		}
 		_ = a.pair.Link.Send(on, &h, payload...)
@@ -182,7 +203,7 @@ func TestGiveUp(t *testing.T) {
 	b.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
 	host := &a.pair.lanes[runner.HostLane]
 	require.Eventually(t, func() bool { return host.shadow.Left().Load() == gaveUp }, soon, time.Millisecond)
-	require.EqualValues(t, 1, host.own.Detached(1).Load())
+	require.Zero(t, host.own.Detached(1).Load(), "the goodbye is the last access, and detached would give memory back as well")
 	require.Eventually(t, func() bool { return b.pair.lanes[runner.HostLane].own.Detached(0).Load() == 1 }, soon, time.Millisecond)
 	for _, e := range []*end{a, b} {
 		require.Eventually(t, func() bool {
@@ -206,9 +227,40 @@ func TestBothGiveUp(t *testing.T) {
 			defer e.mu.Unlock()
 			return len(e.pairs) == 0
 		}, soon, time.Millisecond)
-		require.EqualValues(t, 1, e.pair.lanes[runner.HostLane].own.Detached(e.pair.To).Load())
+		host := &e.pair.lanes[runner.HostLane]
+		detached, left := host.own.Detached(e.pair.To).Load() != 0, host.shadow.Left().Load() == gaveUp
+		require.NotEqual(t, detached, left, "one of the two words is there, and so was the last access")
 	}
 	require.NoError(t, a.pair.Link.Err())
+}
+
+// A process that ends right after it has given up, as it does normally, has given up: the memory of the other one can be given back, and no
+// failure is told.
+func TestGiveUpBeforeAnExit(t *testing.T) {
+	a, b := pairOfEnds(t)
+	a.mu.Lock()
+	m := a.pumps[a.pair.Link]
+	a.mu.Unlock()
+	a.hold(1)
+	b.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
+	require.Eventually(t, func() bool {
+		b.pair.mu.Lock()
+		defer b.pair.mu.Unlock()
+		return b.pair.closed
+	}, soon, time.Millisecond)
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		b.node.Close()
+	}()
+	<-m.done // the end of the other connections has come
+	a.goOn()
+	require.Error(t, a.loss(t))
+	<-closed
+	host := &a.pair.lanes[runner.HostLane]
+	require.EqualValues(t, uint64(gaveUp), host.shadow.Left().Load())
+	require.Zero(t, host.own.Detached(1).Load())
+	require.Zero(t, a.told.Load())
 }
 
 // A rank has left when its goodbye has come on every connection; a lost link is no failure then.
