@@ -30,7 +30,9 @@ static _Atomic uint64_t child_closes[CHILD_FDS / 64];
 static void in_child(void) {
   forked = true;
   for (int w = 0; w < CHILD_FDS / 64; w++) {
-    uint64_t fds = atomic_exchange_explicit(&child_closes[w], 0, memory_order_relaxed);
+    uint64_t fds = atomic_load_explicit(&child_closes[w], memory_order_relaxed);
+    if (fds == 0) continue; /* a store would make the child copy the page */
+    atomic_store_explicit(&child_closes[w], 0, memory_order_relaxed);
     for (; fds != 0; fds &= fds - 1) close(64 * w + __builtin_ctzll(fds));
   }
 }

@@ -47,7 +47,7 @@ type Pair struct {
 	left   uint64 // its number
 	closes uint64 // connections on which CLOSE has come
 	closed bool   // CLOSE was sent on all
-	gone   bool   // the remote rank has given up in the rendezvous
+	gaveUp bool   // the remote rank has given up in the rendezvous
 	over   bool   // nothing touches the memory of the pair any more
 }
 
@@ -154,7 +154,7 @@ func (p *Pair) push() (moved bool, err error) {
 func (p *Pair) abandoned() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.gone && !p.over
+	return p.gaveUp && !p.over
 }
 
 // abandon ends the pair because the remote rank has given up. Who finds that goodbye in the shadow may give memory back at once, so it is
@@ -315,7 +315,7 @@ func (p *Pair) store(on int, h *tcp.Header) error {
 		p.byes |= 1 << on
 		p.left = h.Number
 		if p.all(p.byes) && h.Number == gaveUp {
-			p.gone = true // the pump does the rest
+			p.gaveUp = true // the pump does the rest
 			return nil
 		}
 		if p.all(p.byes) {

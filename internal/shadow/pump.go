@@ -144,6 +144,9 @@ func (s *Set) remove(p *Pair) {
 	}
 }
 
+// Place and Arrived take the lock of the set for each frame, for the time of a look into a map. Where one link carries many pairs, a map for
+// each link would keep its connections from waiting for those of others.
+
 // find returns the pair of a frame. Frames of a group that is not known here any more are dropped.
 func (s *Set) find(l *tcp.Link, h *tcp.Header) (*Pair, error) {
 	s.mu.Lock()
@@ -229,7 +232,7 @@ func (s *Set) Lost(l *tcp.Link, why error) {
 	for _, p := range s.end(l) {
 		p.mu.Lock()
 		left, over := p.all(p.byes), p.over
-		if p.gone && !over { // the pump has ended before it came to that
+		if p.gaveUp && !over { // the pump has ended before it came to that
 			p.storeGaveUp()
 			over = true
 		}

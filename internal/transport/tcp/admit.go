@@ -40,7 +40,7 @@ func (n *Node) accept(l net.Listener) {
 				n.close(oldest.Value.(net.Conn))
 			}
 			e := n.strangers.PushBack(c)
-			n.works.Go(func() { n.meet(raw, e) })
+			n.running.Go(func() { n.serve(raw, e) })
 			n.mu.Unlock()
 		}
 	}
@@ -64,8 +64,8 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// meet makes the handshake with a stranger and takes the connection.
-func (n *Node) meet(raw *net.TCPConn, e *list.Element) {
+// serve makes the handshake with a stranger and takes the connection.
+func (n *Node) serve(raw *net.TCPConn, e *list.Element) {
 	c, i, s, err := n.admit(raw)
 	n.mu.Lock()
 	n.strangers.Remove(e) // does nothing if the stranger has made room for another one
@@ -138,7 +138,10 @@ func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake
 func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed || i.to != n.config.Self || i.from == n.config.Self {
+	if i.to != n.config.Self || i.from == n.config.Self {
+		return nil, otherProcess
+	}
+	if n.closed {
 		return nil, notWanted
 	}
 	if int(i.data) != n.config.Data {
@@ -149,7 +152,7 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 	case p.link != nil && !p.link.heard.Load(): // the other process has given that link up, which this one will see
 		return nil, crossed
 	case p.link != nil:
-		return nil, notWanted
+		return nil, lostBefore
 	case p.dialing && bytes.Compare(n.config.Self[:], i.from[:]) < 0:
 		return nil, crossed
 	}

@@ -39,7 +39,8 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort) (err 
 			why = errors.Join(why, fmt.Errorf("%v: %w", address, err))
 		}
 		if raws[k] == nil {
-			err = fmt.Errorf("sagecomm: no link to another host (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", errors.Join(why, ctx.Err()))
+			err = fmt.Errorf("sagecomm: no link to a process of another host; let firewalls between the hosts pass the ports of SAGECOMM_PORT_RANGE, "+
+				"or set SAGECOMM_SOCKET_IFNAME to a network that joins them: %w", errors.Join(why, ctx.Err()))
 			return err
 		}
 	}
@@ -103,8 +104,12 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (
 		err = errCrossed
 	case bytes.Equal(answer, []byte{otherSetup}):
 		err = errors.New("the other process has another number of data connections: use the same settings on all ranks")
+	case bytes.Equal(answer, []byte{otherProcess}):
+		err = errors.New("another process of the job listens there than the one that is looked for, which has ended: start the job anew")
+	case bytes.Equal(answer, []byte{lostBefore}):
+		err = errors.New("the link between the two processes was lost before, and is not made again: start both anew")
 	default:
-		err = errors.New("the other process does not want this connection: it is another one than was looked for, or the link between the two was lost before")
+		err = errors.New("the other process has closed its links, or has had a later attempt: its log says why it ended")
 	}
 	return c, own, err
 }

@@ -2,8 +2,6 @@ package tcp
 
 import (
 	"context"
-	"encoding/binary"
-	"hash/crc32"
 	"net"
 	"net/netip"
 	"sync"
@@ -107,10 +105,7 @@ func TestLinkIsHandedOutWhenTheOtherProcessHasIt(t *testing.T) {
 	defer cancel()
 	_, err := b.Link(ctx, i.from, nil)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	var heartbeat [HeaderBytes]byte
-	(&Header{Kind: Heartbeat}).Encode(&heartbeat)
-	binary.LittleEndian.PutUint32(heartbeat[sumAt:], crc32.Checksum(heartbeat[:sumAt], castagnoli))
-	_, err = conns[1].Write(heartbeat[:])
+	_, err = conns[1].Write(encoded(&Header{Kind: Heartbeat}, nil))
 	require.NoError(t, err)
 	l, err := b.Link(context.Background(), i.from, nil)
 	require.NoError(t, err)
@@ -193,7 +188,7 @@ func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
 			within <- c // it says nothing more
 		}
 	}()
-	for n := range 20 {
+	for n := range 10 {
 		var opened, closing atomic.Int32
 		a := newEnd(t, func(c *Config) {
 			c.TLS = settings

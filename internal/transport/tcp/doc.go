@@ -8,6 +8,6 @@
 // The package knows what a frame may look like and nothing of what frames mean: groups, channels, credits and the verdict are its
 // user's. It keeps no frame and makes no link again that was lost.
 //
-// Any goroutine may call it. Start reading at frame.go, then node.go (how links come about), conn.go (who reads and writes) and
+// Any goroutine may call it. Start reading at frame.go, then node.go (how links come about), conn.go (who reads), read.go and send.go (frames) and
 // health.go (how a loss is noticed).
 package tcp

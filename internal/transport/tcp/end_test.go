@@ -2,7 +2,9 @@ package tcp
 
 import (
 	"io"
+	"net"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -57,7 +59,7 @@ func TestCloseWithAStoppedProcess(t *testing.T) {
 func TestBothSendAtOnce(t *testing.T) {
 	noLeaks(t)
 	const messages = 160 // 10 MB
-	for range 3 {
+	for range 2 {
 		a, b := newEnd(t, nil), newEnd(t, nil)
 		drop := func(_ int, h *Header) ([][]byte, error) {
 			if h.Number < messages {
@@ -97,6 +99,43 @@ func TestBothSendAtOnce(t *testing.T) {
 		a.Close()
 		b.Close()
 	}
+}
+
+// Who reads a connection does not wait for a thread that sends on it, from the first moment on.
+func TestReadingDoesNotWaitForSending(t *testing.T) {
+	noLeaks(t)
+	b, listener := newEnd(t, nil), listenOn(t, "127.0.0.1:0")
+	defer listener.Close()
+	var others, conns []net.Conn
+	var raws []*net.TCPConn
+	for range 3 {
+		other, err := net.Dial("tcp", listener.Addr().String())
+		require.NoError(t, err)
+		defer other.Close()
+		c, err := listener.Accept()
+		require.NoError(t, err)
+		b.opened(c)
+		others, conns, raws = append(others, other), append(conns, c), append(raws, c.(*net.TCPConn))
+	}
+	id := Identity{1}
+	processors := runtime.GOMAXPROCS(1) // so that the goroutines of the link begin when the locks are held
+	err := b.up(id, conns, raws, nil)
+	l := b.peers[id].link
+	for _, c := range l.conns {
+		c.sending.Lock() // as in a send that waits
+		defer c.sending.Unlock()
+	}
+	runtime.GOMAXPROCS(processors)
+	require.NoError(t, err)
+	for on, other := range others {
+		h := message(1)
+		if on == control {
+			h = &Header{Kind: Exchange, Group: 9, Number: 1}
+		}
+		_, err := other.Write(encoded(h, []byte("x")))
+		require.NoError(t, err)
+	}
+	b.await(t, 3)
 }
 
 // What was not sent whole has nothing sent behind it: the other process would take that for the rest of it.

@@ -102,7 +102,7 @@ func (p *progress) look(k kernelState, now time.Time, late bool) time.Duration {
 	case late || k.queued == 0 || k.acked != p.acked || p.asked && !asked: // an answer to a probe acknowledges no bytes
 		p.acked, p.since = k.acked, now
 	case !asked && now.Sub(p.since) > k.probing:
-		p.since = now.Add(-k.probing) // if nothing left this host, it would have been probed: the other kernel has answered until then
+		p.since = now.Add(-k.probing) // where nothing has left this host, there are two probes by then
 	case k.packets && !p.asked && p.since.Before(p.looked):
 		p.since = p.looked // a window has opened behind the last look
 	}

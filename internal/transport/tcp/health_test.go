@@ -266,6 +266,7 @@ func TestProcessEnds(t *testing.T) {
 	a.Close()
 	why := b.awaitLoss(t)
 	require.NotErrorIs(t, why, errUnacknowledged)
+	require.ErrorContains(t, why, "its log says why")
 	select {
 	case again := <-b.lost:
 		require.Fail(t, "lost twice", again)

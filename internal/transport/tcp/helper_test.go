@@ -3,6 +3,8 @@ package tcp
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
+	"hash/crc32"
 	"net"
 	"net/netip"
 	"os"
@@ -195,6 +197,16 @@ func noLeaks(t *testing.T) {
 		require.LessOrEqual(t, g, goroutines, "goroutines")
 		require.LessOrEqual(t, d, descriptors, "descriptors")
 	})
+}
+
+// encoded returns a frame, as it comes without TLS.
+func encoded(h *Header, body []byte) []byte {
+	var text [HeaderBytes]byte
+	h.Bytes = uint32(len(body))
+	h.Encode(&text)
+	sum := crc32.Update(crc32.Checksum(text[:sumAt], castagnoli), castagnoli, body)
+	binary.LittleEndian.PutUint32(text[sumAt:], sum)
+	return append(text[:], body...)
 }
 
 func message(number uint64) *Header {

@@ -55,8 +55,10 @@ func parseIntroduction(from []byte) (i introduction, err error) {
 
 // Answers to an introduction.
 const (
-	admitted   byte = 'a'
-	crossed    byte = 'c' // this process is dialing, and its connections are the ones that are kept
-	notWanted  byte = 'n' // there is, or was, a link already, a later attempt has come, or the introduction is for another process
-	otherSetup byte = 's' // the processes have other numbers of data connections
+	admitted     byte = 'a'
+	crossed      byte = 'c' // this process is dialing, and its connections are the ones that are kept
+	notWanted    byte = 'n' // a later attempt has come, the connection is there, or this process has closed its links
+	otherSetup   byte = 's' // the processes have other numbers of data connections
+	otherProcess byte = 'o' // the introduction is for another process
+	lostBefore   byte = 'l' // there is, or was, a link already
 )

@@ -3,12 +3,15 @@ package tcp
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Link is a link to one process. It is lost as a whole: when one of its connections is lost, nobody knows which frames were on the way.
@@ -19,15 +22,15 @@ type Link struct {
 	conns []*conn        // the control connection, then the data connections
 	began time.Time
 
-	heard  atomic.Bool // a byte has come
-	losing sync.Once
-	why    atomic.Pointer[error]
-	hurry  sync.Once
-	atOnce chan struct{} // closed when nothing is to be read any more
-	over   atomic.Bool   // nothing is read any more
-	gone   chan struct{} // closed when nothing of the link runs any more
-	adding sync.Mutex    // of goroutines to running, and of over
-	works  sync.WaitGroup
+	heard     atomic.Bool // a byte has come
+	losing    sync.Once
+	reason    atomic.Pointer[error]
+	cut       sync.Once
+	undrained chan struct{} // closed when what is still to come is not read any more
+	over      atomic.Bool   // nothing is read any more
+	finished  chan struct{} // closed when nothing of the link runs any more
+	adding    sync.Mutex    // of goroutines to running, and of over
+	running   sync.WaitGroup
 }
 
 // now is the time on the link's clock.
@@ -39,7 +42,7 @@ func (l *Link) Peer() Identity { return l.peer }
 // Data returns the number of data connections, which have the indices 1 to Data.
 func (l *Link) Data() int { return len(l.conns) - 1 }
 
-// LostError is why a link is lost.
+// LostError is why a link is lost. It names the process by its address. Who makes groups knows the ranks of that process, and adds them.
 type LostError struct {
 	Peer Identity
 	At   netip.AddrPort
@@ -47,14 +50,18 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("the connection to the process at %v is lost: %v", e.At, e.Why)
+	text := fmt.Sprintf("the connection to the process at %v is lost: %v", e.At, e.Why)
+	if errors.Is(e.Why, io.EOF) || errors.Is(e.Why, unix.ECONNRESET) || errors.Is(e.Why, unix.EPIPE) {
+		text += "; the process has ended, was killed, or has ended the connection: its log says why"
+	}
+	return text
 }
 
 func (e *LostError) Unwrap() error { return e.Why }
 
 // Err returns why the link ends, or nil. Nothing can be sent any more then, and what was on the way may still come.
 func (l *Link) Err() error {
-	if why := l.why.Load(); why != nil {
+	if why := l.reason.Load(); why != nil {
 		return *why
 	}
 	return nil
@@ -68,7 +75,7 @@ func (l *Link) start() {
 		_ = c.send(&Header{Kind: Heartbeat}, nil) // what has come is read in any case
 	}
 	for _, c := range l.conns {
-		l.works.Go(func() {
+		l.running.Go(func() {
 			err := c.run()
 			l.lose(err)
 			c.receiving.Lock()
@@ -83,11 +90,11 @@ func (l *Link) start() {
 func (l *Link) lose(err error) {
 	l.losing.Do(func() {
 		var why error = &LostError{l.peer, l.at, err}
-		l.why.Store(&why)
-		l.node.works.Go(func() { l.end(errors.Is(err, errNodeClosed), why) })
+		l.reason.Store(&why)
+		l.node.running.Go(func() { l.end(errors.Is(err, errNodeClosed), why) })
 	})
 	if refused := (*frameError)(nil); errors.As(err, &refused) || errors.Is(err, errUnacknowledged) {
-		l.hurry.Do(func() { close(l.atOnce) })
+		l.cut.Do(func() { close(l.undrained) })
 	}
 }
 
@@ -116,11 +123,11 @@ func (l *Link) end(own bool, why error) {
 	for _, c := range l.conns {
 		c.shut()
 	}
-	l.works.Wait()
+	l.running.Wait()
 	if attempt := l.node.ended(l); l.node.config.Lost != nil && !own && !attempt {
-		l.tell(why)
+		l.callLost(why)
 	}
-	close(l.gone)
+	close(l.finished)
 }
 
 // spawn runs a function as a part of the link, unless the link is over.
@@ -128,12 +135,12 @@ func (l *Link) spawn(f func()) {
 	l.adding.Lock()
 	defer l.adding.Unlock()
 	if !l.over.Load() {
-		l.works.Go(f)
+		l.running.Go(f)
 	}
 }
 
-// tell calls Lost. Nobody is left to get a panic of it as an error.
-func (l *Link) tell(why error) {
+// callLost calls Lost. Nobody is left to get a panic of it as an error.
+func (l *Link) callLost(why error) {
 	var err error
 	defer func() {
 		if err != nil {
@@ -152,7 +159,7 @@ func (l *Link) drain(limit <-chan time.Time) {
 	for _, c := range l.conns {
 		select {
 		case <-c.ended:
-		case <-l.atOnce:
+		case <-l.undrained:
 			return
 		case <-limit:
 			return

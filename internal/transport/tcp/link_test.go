@@ -344,7 +344,7 @@ func TestNobodyAnswers(t *testing.T) {
 	b.at = b.at[:0]
 	b.at = append(b.at, silent.Addr().(*net.TCPAddr).AddrPort())
 	_, err := a.dialTo(b)
-	require.ErrorContains(t, err, "no link to another host")
+	require.ErrorContains(t, err, "no link to a process of another host")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err = a.Link(ctx, b.id, b.at)
@@ -360,63 +360,12 @@ func TestNumbersOfConnectionsDiffer(t *testing.T) {
 	_, err := a.dialTo(b)
 	require.ErrorContains(t, err, "another number of data connections")
 	c := newEnd(t, nil)
-	c.id, b.id = b.id, c.id // a looks for c where b listens
-	_, err = b.dialTo(c)
-	require.Error(t, err)
+	nobody := *c
+	nobody.id = Identity{1}
+	_, err = a.dialTo(&nobody)
+	require.ErrorContains(t, err, "another process of the job listens there")
 	for _, data := range []int{0, MaxData + 1} {
 		_, err := NewNode(Config{Data: data}, nil)
 		require.Error(t, err)
 	}
-}
-
-// A thread that polls gets everything that comes while it attends, and the goroutines what comes otherwise.
-func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
-	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, nil)
-	there, back := a.linkTo(t, b), b.linkOf(t, a)
-	const rounds = 200
-	done := make(chan struct{})
-	go func() { // b answers; in some rounds by polling
-		defer close(done)
-		for n := range rounds {
-			if n%3 == 0 {
-				back.Attend()
-				for b.count() <= n {
-					_, err := back.Poll()
-					require.NoError(t, err)
-				}
-				back.Leave()
-			} else {
-				b.await(t, n+1)
-			}
-			require.NoError(t, back.Send(1, message(uint64(n+1)), []byte("pong")))
-		}
-	}()
-	for n := range rounds {
-		require.NoError(t, there.Send(1, message(uint64(n+1)), make([]byte, n*30)))
-		if n%2 == 0 {
-			there.Attend()
-			for a.count() <= n {
-				_, err := there.Poll()
-				require.NoError(t, err)
-			}
-			there.Leave()
-		} else {
-			a.await(t, n+1)
-		}
-	}
-	<-done
-}
-
-// A thread that attends notices the loss as well.
-func TestLossWhileAThreadPolls(t *testing.T) {
-	noLeaks(t)
-	quick := func(c *Config) { c.Timing = fast }
-	a, b := newEnd(t, quick), newEnd(t, quick)
-	l := a.linkTo(t, b)
-	l.Attend()
-	b.Close()
-	require.Eventually(t, func() bool { _, err := l.Poll(); return err != nil }, soon, time.Millisecond)
-	require.Error(t, a.awaitLoss(t))
-	l.Leave()
 }

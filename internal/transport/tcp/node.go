@@ -65,7 +65,7 @@ type Node struct {
 	stop      context.CancelFunc // ends what dials
 	dials     context.Context
 	attempts  atomic.Uint64
-	works     sync.WaitGroup
+	running   sync.WaitGroup
 
 	mu        sync.Mutex
 	closed    bool
@@ -109,23 +109,23 @@ func NewNode(c Config, listeners []net.Listener) (*Node, error) {
 	n.dials, n.stop = context.WithCancel(context.Background())
 	for _, l := range listeners {
 		n.opened(l)
-		n.works.Go(func() { n.accept(l) })
+		n.running.Go(func() { n.accept(l) })
 	}
-	n.works.Go(n.watch)
+	n.running.Go(n.watch)
 	return n, nil
 }
 
-// opened tells of a descriptor that was made.
-func (n *Node) opened(c any) { tell(c, n.config.Opened) }
+// opened calls Opened for a descriptor that was made.
+func (n *Node) opened(c any) { withDescriptor(c, n.config.Opened) }
 
 // close closes a connection or listener.
 func (n *Node) close(c io.Closer) {
-	tell(c, n.config.Closing)
+	withDescriptor(c, n.config.Closing)
 	_ = c.Close()
 }
 
-// tell calls do with the descriptor, unless it is closed.
-func tell(c any, do func(fd uintptr)) {
+// withDescriptor calls do with the descriptor, unless it is closed.
+func withDescriptor(c any, do func(fd uintptr)) {
 	if s, ok := c.(syscall.Conn); ok && do != nil {
 		if raw, err := s.SyscallConn(); err == nil {
 			_ = raw.Control(do)
@@ -162,9 +162,9 @@ func (n *Node) Close() {
 		l.lose(errNodeClosed)
 	}
 	for _, l := range links {
-		<-l.gone
+		<-l.finished
 	}
-	n.works.Wait()
+	n.running.Wait()
 }
 
 func (n *Node) list() (links []*Link) {
@@ -307,7 +307,7 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Lin
 
 // up makes the link of complete connections, which are those of an attempt of the other process unless in is nil.
 func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, in *incoming) error {
-	l := &Link{node: n, peer: id, at: addressOf(raws[control]), began: time.Now(), atOnce: make(chan struct{}), gone: make(chan struct{})}
+	l := &Link{node: n, peer: id, at: addressOf(raws[control]), began: time.Now(), undrained: make(chan struct{}), finished: make(chan struct{})}
 	for k, c := range conns {
 		made, err := newConn(l, k, c, raws[k])
 		if err != nil {

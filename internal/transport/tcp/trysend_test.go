@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -75,4 +76,56 @@ func TestRestOfAFrameGoesOut(t *testing.T) {
 	goOn()
 	there.Leave()
 	b.await(t, sent)
+}
+
+// A thread that polls gets everything that comes while it attends, and the goroutines what comes otherwise.
+func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there, back := a.linkTo(t, b), b.linkOf(t, a)
+	const rounds = 100
+	done := make(chan struct{})
+	go func() { // b answers; in some rounds by polling
+		defer close(done)
+		for n := range rounds {
+			if n%3 == 0 {
+				back.Attend()
+				for b.count() <= n {
+					_, err := back.Poll()
+					require.NoError(t, err)
+				}
+				back.Leave()
+			} else {
+				b.await(t, n+1)
+			}
+			require.NoError(t, back.Send(1, message(uint64(n+1)), []byte("pong")))
+		}
+	}()
+	for n := range rounds {
+		require.NoError(t, there.Send(1, message(uint64(n+1)), make([]byte, n*30)))
+		if n%2 == 0 {
+			there.Attend()
+			for a.count() <= n {
+				_, err := there.Poll()
+				require.NoError(t, err)
+			}
+			there.Leave()
+		} else {
+			a.await(t, n+1)
+		}
+	}
+	<-done
+}
+
+// A thread that attends notices the loss as well.
+func TestLossWhileAThreadPolls(t *testing.T) {
+	noLeaks(t)
+	quick := func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: 200 * time.Millisecond, Greeting: soon} }
+	a, b := newEnd(t, quick), newEnd(t, quick)
+	l := a.linkTo(t, b)
+	l.Attend()
+	b.Close()
+	require.Eventually(t, func() bool { _, err := l.Poll(); return err != nil }, soon, time.Millisecond)
+	require.Error(t, a.awaitLoss(t))
+	l.Leave()
 }
