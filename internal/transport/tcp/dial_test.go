@@ -171,24 +171,18 @@ func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
 	noLeaks(t)
 	settings, err := TLS(authority(t))
 	require.NoError(t, err)
-	silent := listenOn(t, "127.0.0.1:0")
-	defer silent.Close()
-	within := make(chan net.Conn)
-	go func() {
-		defer close(within)
-		for {
+	for n := range 10 {
+		silent := listenOn(t, "127.0.0.1:0")
+		within := make(chan net.Conn, 1)
+		go func() {
+			defer close(within)
 			c, err := silent.Accept()
 			if err != nil {
 				return
 			}
-			_, _, err = linkProtocol.Admit(c, soon, func(handshake.Space) (handshake.Key, bool) { return testKey, true })
-			if err != nil {
-				t.Error(err)
-			}
+			_, _, _ = linkProtocol.Admit(c, soon, func(handshake.Space) (handshake.Key, bool) { return testKey, true })
 			within <- c // it says nothing more
-		}
-	}()
-	for n := range 10 {
+		}()
 		var opened, closing atomic.Int32
 		a := newEnd(t, func(c *Config) {
 			c.TLS = settings
@@ -196,26 +190,34 @@ func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
 			c.Opened = func(uintptr) { opened.Add(1) }
 			c.Closing = func(uintptr) { closing.Add(1) }
 			if n%2 == 0 {
-				c.Timing.Greeting = 50 * time.Millisecond
+				c.Timing.Greeting = 50 * time.Millisecond // on a busy machine it may be over before TLS begins
 			}
 		})
 		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error)
+		done := make(chan error, 1)
 		go func() {
 			_, err := a.Link(ctx, Identity{1}, []netip.AddrPort{silent.Addr().(*net.TCPAddr).AddrPort()})
 			done <- err
 		}()
-		c := <-within
+		var c net.Conn
 		if n%2 == 1 {
+			c = <-within
 			cancel()
 		}
 		require.Error(t, <-done)
 		cancel()
-		require.EqualValues(t, 2, opened.Load(), "the listener and a connection")
-		require.Positive(t, closing.Load(), "the connection")
+		connections := opened.Load() - 1 // without the listener
+		require.GreaterOrEqual(t, closing.Load(), connections)
+		if n%2 == 1 {
+			require.EqualValues(t, 1, connections)
+		}
 		a.Close()
-		_ = c.Close()
+		require.NoError(t, silent.Close())
+		if late := <-within; c == nil {
+			c = late
+		}
+		if c != nil {
+			require.NoError(t, c.Close())
+		}
 	}
-	require.NoError(t, silent.Close())
-	<-within
 }
