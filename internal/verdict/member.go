@@ -6,6 +6,8 @@
 // members are lost.
 package verdict
 
+import "fmt"
+
 // Kind is the kind of a frame.
 type Kind uint8
 
@@ -17,6 +19,14 @@ const (
 	Cause
 	Lost
 )
+
+// String implements fmt.Stringer.
+func (k Kind) String() string {
+	if names := [...]string{"", "DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST"}; int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprint(uint8(k))
+}
 
 // Frame is a frame between two members, which are numbered from 0.
 type Frame struct {
@@ -76,7 +86,7 @@ func (m *Member) Next() Next {
 // Verdict returns the first cause, or "" if there is none yet.
 func (m *Member) Verdict() string { return m.verdict }
 
-// Declare tells of a failure of this host's own. The first record counts.
+// Declare takes a failure of this host's own. The first record counts.
 func (m *Member) Declare(record string) {
 	if m.verdict == "" && m.declared == "" {
 		m.declared = record
@@ -84,14 +94,14 @@ func (m *Member) Declare(record string) {
 	m.act()
 }
 
-// Answer tells what the store has after the claim.
+// Answer takes what the store has after the claim.
 func (m *Member) Answer(record string) {
 	if m.verdict == "" && m.promised == storeBallot {
 		m.decide(storeBallot, record)
 	}
 }
 
-// StoreLost tells that the store cannot be reached, or does not answer. An answer that comes later is told all the same.
+// StoreLost takes note that the store cannot be reached, or does not answer. Answer takes what comes later all the same.
 func (m *Member) StoreLost() {
 	m.noStore = true
 	if m.verdict == "" && m.asked != 0 {
@@ -100,12 +110,17 @@ func (m *Member) StoreLost() {
 	m.act()
 }
 
-// LinkLost tells that the link to a member is lost, and that its control connection could not be made again.
+// LinkLost takes note that the link to a member is lost.
 func (m *Member) LinkLost(to int) { m.learn(m.self, to, m.self) }
 
-// Take takes a frame that has come over the link to a member. It trusts that the frame is of a member of this group.
-func (m *Member) Take(f Frame, over int) {
+// Take takes a frame that has come over the link to a member. An error says what no member sends: the link is to be ended. What comes over a
+// link that is lost is dropped: others may have decided without the member at its end.
+func (m *Member) Take(f Frame, over int) error {
+	if err := m.check(f); err != nil {
+		return err
+	}
 	switch {
+	case !m.linked(over):
 	case f.Kind == Lost:
 		m.learn(f.Ends[0], f.Ends[1], over)
 	case f.To != m.self:
@@ -116,6 +131,46 @@ func (m *Member) Take(f Frame, over int) {
 	default:
 		m.handle(f)
 	}
+	return nil
+}
+
+// check compares the fields of a frame with what a member sends.
+func (m *Member) check(f Frame) error {
+	ranks := []int{f.From, f.To}
+	if f.Kind == Lost {
+		ranks = append(ranks, f.Ends[:]...)
+	}
+	for _, i := range ranks {
+		if i < 0 || i >= m.members {
+			return fmt.Errorf("a frame of the verdict names member %d of %d", i, m.members)
+		}
+	}
+	least, most, record := 0, m.members, true // the ballot, and whether there is a record
+	switch f.Kind {
+	case Declare:
+		most = 0
+	case Collect:
+		least = 1
+	case Promise:
+		least, record = 1, f.Record != ""
+	case Cause:
+	case Lost:
+		most, record = 0, false
+		if f.Ends[0] == f.Ends[1] {
+			return fmt.Errorf("a frame of the verdict names a link from member %d to itself", f.Ends[0])
+		}
+	default:
+		return fmt.Errorf("a frame of the verdict has the unknown kind %d", f.Kind)
+	}
+	switch {
+	case f.Ballot < least || f.Ballot > most:
+		return fmt.Errorf("a frame %v of the verdict has the ballot %d: expected %d to %d", f.Kind, f.Ballot, least, most)
+	case record != (f.Record != ""):
+		return fmt.Errorf("a frame %v of the verdict has a record of %d bytes", f.Kind, len(f.Record))
+	case f.Kind != Lost && (f.From == f.To || f.Hops < 1 || f.Hops > m.members):
+		return fmt.Errorf("a frame %v of the verdict from member %d to %d has %d hops left", f.Kind, f.From, f.To, f.Hops)
+	}
+	return nil
 }
 
 func (m *Member) handle(f Frame) {
@@ -148,19 +203,22 @@ func (m *Member) handle(f Frame) {
 // collected takes COLLECT. A ballot below that which this member has promised is of an owner that is lost. While this member reaches the
 // store, the store decides.
 func (m *Member) collected(f Frame) {
-	switch {
-	case m.verdict != "":
+	if m.verdict != "" {
 		m.promise(f.Ballot)
-	case f.Ballot < m.promised:
-	case !m.noStore:
-		m.asked = max(m.asked, f.Ballot)
-		if m.declared == "" {
-			m.declared = f.Record
-		}
-		m.act()
-	default:
-		m.promise(f.Ballot)
+		return
 	}
+	if f.Ballot < m.promised {
+		return
+	}
+	if m.declared == "" {
+		m.declared = f.Record // if the owner is lost, this member goes on with it
+	}
+	if m.noStore {
+		m.promise(f.Ballot)
+		return
+	}
+	m.asked = max(m.asked, f.Ballot)
+	m.act()
 }
 
 // promise answers COLLECT of a ballot.
@@ -228,25 +286,31 @@ func (m *Member) decide(ballot int, record string) {
 	}
 }
 
-// changed goes on after a link was lost. What this member waits for may have been on the way over it, so it is asked for again.
+// changed goes on after a link was lost. What was on the way over it, from this member or from another one that passed it on, is sent again;
+// frames to a member to which there is a link have gone over that link. PROMISE is not sent again: its owner asks again, or has decided.
 func (m *Member) changed() {
 	switch {
-	case m.verdict != "":
+	case m.verdict != "": // others pass CAUSE on, but perhaps that of a lower ballot, which who has promised does not take
+		for j := range m.members {
+			if !m.lost(j) && !m.linked(j) {
+				m.send(Frame{Kind: Cause, To: j, Ballot: m.promised, Record: m.verdict})
+			}
+		}
 	case m.asks:
 		for j := range m.members {
 			switch {
 			case !m.waiting[j]:
 			case m.lost(j):
 				delete(m.waiting, j)
-			default:
+			case !m.linked(j):
 				m.send(Frame{Kind: Collect, To: j, Ballot: m.promised, Record: m.declared})
 			}
 		}
 		m.goOn()
-	case m.promised != storeBallot && !m.lost(m.promised-1):
-		m.send(Frame{Kind: Promise, To: m.promised - 1, Ballot: m.promised})
 	default:
-		m.told = 0
+		if m.told != 0 && !m.linked(m.told-1) {
+			m.told = 0
+		}
 		m.act()
 	}
 }

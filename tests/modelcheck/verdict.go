@@ -331,11 +331,11 @@ func (t *turn) take(i, from int, f verdictFrame) {
 		if f.ballot < m.promised && m.verdict == 0 {
 			return // its owner is lost
 		}
+		if m.verdict == 0 && m.declared == 0 {
+			m.declared = f.record // if the owner is lost, this member goes on with it
+		}
 		if m.verdict == 0 && !m.noStore && t.off != PromiseWithStore {
 			m.asked = max(m.asked, f.ballot)
-			if m.declared == 0 {
-				m.declared = f.record
-			}
 			t.act(i)
 			return
 		}
