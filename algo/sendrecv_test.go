@@ -115,7 +115,7 @@ func TestChosenMessagesAreRight(t *testing.T) {
 	for _, shape := range []Shape{
 		{Size: 5}, {Size: 8},
 		{Size: 8, Apart: true, Hosts: hosts(2, 4)}, {Size: 6, Hosts: hosts(6, 1)},
-		{Size: 7, Apart: true, Hosts: [][]int{{0, 1, 2, 6}, {3, 4, 5}}}, {Size: 4, Hosts: hosts(1, 4)},
+		{Size: 7, Apart: true, Hosts: [][]int{{0, 1, 2, 6}, {3, 4, 5}}}, {Size: 3, Apart: true, Hosts: [][]int{{0, 2}, {1}}}, {Size: 4, Hosts: hosts(1, 4)},
 	} {
 		for _, params := range []Params{DefaultParams(), quick(), lame} {
 			s := selectorOf(t, shape, params, "")
@@ -176,7 +176,7 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 		want  bool
 	}{
 		{Shape{Size: 4}, false},
-		{Shape{Size: 4, Apart: true, Hosts: hosts(1, 4)}, false},
+		{Shape{Size: 4, Hosts: hosts(1, 4)}, false},
 		{Shape{Size: 4, Apart: true, Hosts: hosts(2, 2)}, true},
 		{Shape{Size: 4, Apart: true, Hosts: [][]int{{0, 1, 2}, {3}}}, false},
 	} {
@@ -262,6 +262,8 @@ func TestShapesAreRefused(t *testing.T) {
 		"rank 4 on host 1":                                {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2, 4}}},
 		"rank 1 on host 1: it is on another one":          {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {1, 2}}},
 		"1 of 4 ranks are on no host":                     {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2}}},
+		"has 0 lists of their ranks":                      {Size: 3, Apart: true, Spread: 2},
+		"has 1 lists of their ranks":                      {Size: 4, Apart: true, Hosts: hosts(1, 4)},
 		"unknown policy \"best\"":                         {Size: 2},
 		"slots.hop of -1 seconds: expected 0 to 10ms":     {Size: 2},
 		"SAGECOMM_TUNE: unknown parameter \"slots.size\"": {Size: 2},

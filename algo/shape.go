@@ -20,12 +20,12 @@ type Shape struct {
 	Hosts [][]int
 	// Spread is the number of hosts if they have different numbers of ranks; Hosts is nil then. 0 means one host.
 	Spread int
-	// Apart reports that hosts share no memory. Messages between them then go through a network.
+	// Apart reports that hosts share no memory. Messages between them then go through a network, and Hosts lists all of them.
 	Apart bool
 }
 
 // sharesMemory reports whether all ranks share memory.
-func (s Shape) sharesMemory() bool { return len(s.Hosts) <= 1 || !s.Apart }
+func (s Shape) sharesMemory() bool { return !s.Apart }
 
 // HostCount returns the number of hosts.
 func (s Shape) HostCount() int { return max(1, s.Spread, len(s.Hosts)) }
@@ -42,6 +42,9 @@ func ValidSize(ranks int) error {
 func (s Shape) validate() error {
 	if err := ValidSize(s.Size); err != nil {
 		return err
+	}
+	if s.Apart && len(s.Hosts) < 2 {
+		return fmt.Errorf("a group whose hosts share no memory has %d lists of their ranks: expected one for each of several hosts", len(s.Hosts))
 	}
 	if s.Hosts == nil {
 		return nil
