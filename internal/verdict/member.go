@@ -113,6 +113,14 @@ func (m *Member) StoreLost() {
 // LinkLost takes note that the link to a member is lost.
 func (m *Member) LinkLost(to int) { m.learn(m.self, to, m.self) }
 
+// Left takes note that a member has left the group: its ranks have said goodbye on all lanes. It may live on, with its links, and answers
+// nothing any more. What it has sent before may come later, and is taken.
+func (m *Member) Left(j int) {
+	if j != m.self && m.leave(j) {
+		m.changed()
+	}
+}
+
 // Take takes a frame that has come over the link to a member. An error says what no member sends: the link is to be ended. What comes over a
 // link that is lost is dropped: others may have decided without the member at its end.
 func (m *Member) Take(f Frame, over int) error {
@@ -286,8 +294,8 @@ func (m *Member) decide(ballot int, record string) {
 	}
 }
 
-// changed goes on after a link was lost. What was on the way over it, from this member or from another one that passed it on, is sent again;
-// frames to a member to which there is a link have gone over that link. PROMISE is not sent again: its owner asks again, or has decided.
+// changed goes on after a link was lost, or a member has left. What was on the way over it, from this member or from another one that passed it
+// on, is sent again; frames to a member to which there is a link have gone over that link.
 func (m *Member) changed() {
 	switch {
 	case m.verdict != "": // others pass CAUSE on, but perhaps that of a lower ballot, which who has promised does not take
@@ -307,6 +315,10 @@ func (m *Member) changed() {
 			}
 		}
 		m.goOn()
+	case m.promised != storeBallot && !m.lost(m.promised-1):
+		if !m.linked(m.promised - 1) {
+			m.send(Frame{Kind: Promise, To: m.promised - 1, Ballot: m.promised})
+		}
 	default:
 		if m.told != 0 && !m.linked(m.told-1) {
 			m.told = 0

@@ -10,14 +10,16 @@ import (
 
 // net is a group on a network that loses what was on the way when a link is lost, and a store. What happens next is drawn.
 type net struct {
-	t       *testing.T
-	r       *rand.Rand
-	m       []*Member
-	dead    []bool
-	stopped []bool
-	cut     [][]bool    // by pair: nothing is carried any more
-	noticed [][]bool    // by member and member
-	q       [][][]Frame // on the way, by sender and the member at the other end of the link
+	t        *testing.T
+	r        *rand.Rand
+	m        []*Member
+	dead     []bool
+	stopped  []bool
+	left     []bool      // it has left the group, and does nothing any more
+	farewell [][]bool    // by member and member: it has seen that the other one has left
+	cut      [][]bool    // by pair: nothing is carried any more
+	noticed  [][]bool    // by member and member
+	q        [][][]Frame // on the way, by sender and the member at the other end of the link
 
 	cause     string
 	storeDead bool
@@ -44,7 +46,7 @@ func newNet(t *testing.T, seed uint64, members int) *net {
 	n.storeCut, n.slow, n.noStore = make([]bool, members), make([]bool, members), make([]bool, members)
 	n.quiet = n.r.IntN(3) == 0
 	n.claim, n.answer, n.verdict = make([]string, members), make([]string, members), make([]string, members)
-	n.cut, n.noticed = square(), square()
+	n.cut, n.noticed, n.farewell, n.left = square(), square(), square(), make([]bool, members)
 	for i := range members {
 		n.m = append(n.m, New(i, members))
 		n.q = append(n.q, make([][]Frame, members))
@@ -83,7 +85,7 @@ func (n *net) lose(i, j int) {
 // faults are what may break, each once or more.
 func (n *net) fault() {
 	i, j := n.r.IntN(len(n.m)), n.r.IntN(len(n.m))
-	switch n.r.IntN(8) {
+	switch n.r.IntN(9) {
 	case 0:
 		n.note("member %d dies", i)
 		n.dead[i] = true
@@ -105,6 +107,9 @@ func (n *net) fault() {
 	case 5:
 		n.note("the way of %d to the store is cut", i)
 		n.storeCut[i], n.claim[i] = true, ""
+	case 7:
+		n.note("member %d leaves", i)
+		n.left[i], n.answer[i], n.verdict[i] = true, "", ""
 	case 6:
 		n.note("the store is slow for %d", i)
 		n.slow[i] = true
@@ -122,12 +127,12 @@ func (n *net) steps() (list []func()) {
 				if n.cause == "" {
 					n.cause = n.claim[i]
 				}
-				if n.claim[i] = ""; !n.storeCut[i] && !n.dead[i] {
+				if n.claim[i] = ""; !n.storeCut[i] && !n.dead[i] && !n.left[i] {
 					n.answer[i] = n.cause
 				}
 			})
 		}
-		if n.dead[i] {
+		if n.dead[i] || n.left[i] {
 			continue
 		}
 		if n.stopped[i] {
@@ -160,6 +165,14 @@ func (n *net) steps() (list []func()) {
 					n.do(i)
 				})
 			}
+			if n.left[j] && !n.farewell[i][j] && j != i {
+				list = append(list, func() {
+					n.note("member %d sees that %d has left", i, j)
+					n.farewell[i][j] = true
+					m.Left(j)
+					n.do(i)
+				})
+			}
 			if n.cut[i][j] && !n.noticed[i][j] {
 				list = append(list, func() {
 					n.note("member %d has lost its link to %d", i, j)
@@ -182,7 +195,7 @@ func (n *net) reached(i int) map[int]bool {
 	to := map[int]bool{i: true}
 	for at := []int{i}; len(at) > 0; at = at[1:] {
 		for j := range n.m {
-			if !n.cut[at[0]][j] && !to[j] {
+			if !n.cut[at[0]][j] && !n.left[j] && !to[j] {
 				to[j] = true
 				at = append(at, j)
 			}
@@ -198,7 +211,7 @@ func (n *net) check() {
 		reached := n.reached(i)
 		store := func(of map[int]bool) bool {
 			for k := range of {
-				if !n.storeDead && !n.storeCut[k] && !n.noStore[k] && !n.dead[k] {
+				if !n.storeDead && !n.storeCut[k] && !n.noStore[k] && !n.dead[k] && !n.left[k] {
 					return true
 				}
 			}
@@ -212,7 +225,7 @@ func (n *net) check() {
 	}
 }
 
-// Whatever is lost, dies or stops, in whatever order, survivors that are joined have one cause, and all that know of a failure have one.
+// Whatever is lost, dies, leaves or stops, in whatever order, survivors that are joined have one cause, and all that know of a failure have one.
 func TestOneCause(t *testing.T) {
 	worlds := uint64(60_000)
 	if testing.Short() {
@@ -241,11 +254,11 @@ func TestOneCause(t *testing.T) {
 			n.check()
 		}
 		for i, m := range n.m {
-			if m.declared != "" && !n.dead[i] {
+			if m.declared != "" && !n.dead[i] && !n.left[i] {
 				require.NotEmpty(t, n.verdict[i], "seed %d: member %d waits for ever\n%v", seed, i, n.log)
 			}
 			for j := range n.reached(i) {
-				if n.verdict[j] != "" && !n.dead[i] && !n.dead[j] {
+				if n.verdict[j] != "" && !n.dead[i] && !n.dead[j] && !n.left[i] {
 					require.NotEmpty(t, n.verdict[i], "seed %d: member %d has not heard of the verdict\n%v", seed, i, n.log)
 				}
 			}
