@@ -48,8 +48,9 @@ func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		set := shadow.NewSet()
-		node, err := tcp.NewNode(tcp.Config{Self: id, Key: key, Data: 2, Receiver: set, Lost: set.Lost}, []net.Listener{l})
+		node, err := tcp.NewNode(tcp.Config{Self: id, Data: 2, Receiver: set, Lost: set.Lost}, []net.Listener{l})
 		require.NoError(t, err)
+		require.NoError(t, node.AddKey(handshake.Space{}, key))
 		h.ids, h.nodes, h.sets, h.at = append(h.ids, id), append(h.nodes, node), append(h.sets, set), append(h.at, l.Addr().(*net.TCPAddr).AddrPort())
 	}
 	h.meet.Add(size)
@@ -78,7 +79,7 @@ func (h *hosts) replace(c *runner.Config) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
-		l, err := h.nodes[c.Rank].Link(ctx, h.ids[to], []netip.AddrPort{h.at[to]})
+		l, err := h.nodes[c.Rank].Link(ctx, h.ids[to], []netip.AddrPort{h.at[to]}, handshake.Space{})
 		cancel()
 		require.NoError(h.t, err)
 		arena := Get().memory.shared

@@ -54,11 +54,12 @@ func newEnd(t *testing.T, rank int) *end {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	e.at = l.Addr().(*net.TCPAddr).AddrPort()
-	e.node, err = tcp.NewNode(tcp.Config{Self: e.id, Key: handshake.Key{1}, Data: 2, Receiver: e, Lost: func(l *tcp.Link, why error) {
+	e.node, err = tcp.NewNode(tcp.Config{Self: e.id, Data: 2, Receiver: e, Lost: func(l *tcp.Link, why error) {
 		e.Lost(l, why)
 		e.lost <- why
 	}, Opened: runner.CloseInChild, Closing: runner.KeepInChild}, []net.Listener{l})
 	require.NoError(t, err)
+	require.NoError(t, e.node.AddKey(handshake.Space{}, handshake.Key{1}))
 	blocks := int64(runner.Lanes) * runner.SharedBlockBytes(2)
 	memory, err := unix.Mmap(-1, 0, int(2*page+blocks+Bytes(2)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
 	require.NoError(t, err)
@@ -84,7 +85,7 @@ func pairOfEnds(t *testing.T) (a, b *end) {
 	defer cancel()
 	for rank, e := range []*end{a, b} {
 		other := []*end{b, a}[rank]
-		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at})
+		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at}, handshake.Space{})
 		require.NoError(t, err)
 		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, Bell: page,
 			Offset: 2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2), Lost: func(error) {

@@ -94,12 +94,12 @@ func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake
 	if err = raw.SetDeadline(deadline); err != nil {
 		return nil, i, nil, err
 	}
-	key := n.config.Key
-	keyOf := func(name handshake.Space) (handshake.Key, bool) { return key, name == n.config.Space }
+	keyOf := n.keys.of
 	limit := &bounded{Conn: raw, left: maxBefore}
 	c = limit
 	if n.config.TLS != nil {
-		if _, _, err = linkProtocol.Admit(c, time.Until(deadline), keyOf); err != nil {
+		_, name, err := linkProtocol.Admit(c, time.Until(deadline), keyOf)
+		if err != nil {
 			return nil, i, nil, err
 		}
 		if err = raw.SetDeadline(deadline); err != nil {
@@ -110,9 +110,11 @@ func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake
 		if err = secure.Handshake(); err != nil {
 			return nil, i, nil, err
 		}
+		key, known := n.keys.of(name)
 		if key, err = bound(key, secure); err != nil {
 			return nil, i, nil, err
 		}
+		keyOf = func(again handshake.Space) (handshake.Key, bool) { return key, known && again == name }
 		c = secure
 	}
 	s, _, err = linkProtocol.Admit(c, time.Until(deadline), keyOf)

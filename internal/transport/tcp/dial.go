@@ -9,10 +9,12 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"sagecomm/internal/handshake"
 )
 
 // dial makes all connections of a link.
-func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort) (err error) {
+func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key handshake.Space) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(n.dials, cancel)()
@@ -29,7 +31,7 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort) (err 
 		i.index = uint8(k)
 		var why error
 		for a, address := range at {
-			if conns[k], raws[k], err = n.dialOne(ctx, address, i); err == nil {
+			if conns[k], raws[k], err = n.dialOne(ctx, address, i, key); err == nil {
 				at = at[a : a+1] // all connections of a link go to one address
 				break
 			}
@@ -47,7 +49,11 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort) (err 
 	return n.up(id, conns, raws, nil)
 }
 
-func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (c net.Conn, raw *net.TCPConn, err error) {
+func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, name handshake.Space) (c net.Conn, raw *net.TCPConn, err error) {
+	key, known := n.keys.of(name)
+	if !known {
+		return nil, nil, errors.New("internal error: the key of the link was removed")
+	}
 	ctx, cancel := context.WithTimeout(ctx, n.config.Timing.Greeting)
 	defer cancel()
 	plain, err := (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", at.String())
@@ -67,9 +73,9 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (
 		}
 	}()
 	deadline, _ := ctx.Deadline()
-	c, key := plain, n.config.Key
+	c = plain
 	if n.config.TLS != nil {
-		if _, err = linkProtocol.Greet(plain, n.config.Space, key, deadline); err != nil {
+		if _, err = linkProtocol.Greet(plain, name, key, deadline); err != nil {
 			return nil, nil, err
 		}
 		// A handshake with the context would close the connection itself when that ends, without a call of Closing.
@@ -85,7 +91,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction) (
 		}
 		c = secure
 	}
-	s, err := linkProtocol.Greet(c, n.config.Space, key, deadline)
+	s, err := linkProtocol.Greet(c, name, key, deadline)
 	if err != nil {
 		return nil, nil, err
 	}

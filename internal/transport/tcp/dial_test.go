@@ -103,11 +103,11 @@ func TestLinkIsHandedOutWhenTheOtherProcessHasIt(t *testing.T) {
 	made := b.madeFor(t, i.from)
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	_, err := b.Link(ctx, i.from, nil)
+	_, err := b.Link(ctx, i.from, nil, testSpace)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	_, err = conns[1].Write(encoded(&Header{Kind: Heartbeat}, nil))
 	require.NoError(t, err)
-	l, err := b.Link(context.Background(), i.from, nil)
+	l, err := b.Link(context.Background(), i.from, nil, testSpace)
 	require.NoError(t, err)
 	require.Same(t, made, l)
 	for _, c := range conns {
@@ -126,7 +126,7 @@ func TestCloseWhileDialing(t *testing.T) {
 	b.at = append(b.at, silent.Addr().(*net.TCPAddr).AddrPort())
 	done := make(chan error)
 	go func() {
-		_, err := a.Link(context.Background(), b.id, b.at)
+		_, err := a.Link(context.Background(), b.id, b.at, testSpace)
 		done <- err
 	}()
 	c, err := silent.Accept()
@@ -196,7 +196,7 @@ func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {
-			_, err := a.Link(ctx, Identity{1}, []netip.AddrPort{silent.Addr().(*net.TCPAddr).AddrPort()})
+			_, err := a.Link(ctx, Identity{1}, []netip.AddrPort{silent.Addr().(*net.TCPAddr).AddrPort()}, testSpace)
 			done <- err
 		}()
 		var c net.Conn

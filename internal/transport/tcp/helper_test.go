@@ -92,6 +92,7 @@ type end struct {
 	*keeper
 	id   Identity
 	at   []netip.AddrPort
+	key  handshake.Space
 	lost chan error
 }
 
@@ -105,15 +106,21 @@ func listenOn(t *testing.T, address string) net.Listener {
 	return l
 }
 
-// newEnd makes a process. change may be nil.
+// newEnd makes a process that has the key of the tests. change may be nil.
 func newEnd(t *testing.T, change func(*Config), listeners ...net.Listener) *end {
+	t.Helper()
+	return newEndWith(t, testSpace, testKey, change, listeners...)
+}
+
+// newEndWith makes a process that has a key. change may be nil.
+func newEndWith(t *testing.T, name handshake.Space, key handshake.Key, change func(*Config), listeners ...net.Listener) *end {
 	t.Helper()
 	if len(listeners) == 0 {
 		listeners = []net.Listener{listenOn(t, "127.0.0.1:0")}
 	}
-	e := &end{keeper: newKeeper(), lost: make(chan error, 64)}
+	e := &end{keeper: newKeeper(), key: name, lost: make(chan error, 64)}
 	_, _ = rand.Read(e.id[:])
-	c := Config{Self: e.id, Space: testSpace, Key: testKey, Data: 2, Receiver: e.keeper, Lost: func(_ *Link, why error) { e.lost <- why }}
+	c := Config{Self: e.id, Data: 2, Receiver: e.keeper, Lost: func(_ *Link, why error) { e.lost <- why }}
 	if change != nil {
 		change(&c)
 	}
@@ -125,6 +132,7 @@ func newEnd(t *testing.T, change func(*Config), listeners ...net.Listener) *end 
 	var err error
 	e.Node, err = NewNode(c, listeners)
 	require.NoError(t, err)
+	require.NoError(t, e.AddKey(name, key))
 	t.Cleanup(e.Close)
 	return e
 }
@@ -139,7 +147,7 @@ func (e *end) linkTo(t *testing.T, other *end) *Link {
 func (e *end) dialTo(other *end) (*Link, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	return e.Link(ctx, other.id, other.at)
+	return e.Link(ctx, other.id, other.at, e.key)
 }
 
 // linkOf returns the link that another process has made, when something has come over it.

@@ -33,10 +33,8 @@ type Receiver interface {
 // Config describes a node.
 type Config struct {
 	Self     Identity
-	Space    handshake.Space // name of the key
-	Key      handshake.Key   // of the job
-	Data     int             // data connections of each link
-	TLS      *tls.Config     // nil: not encrypted
+	Data     int         // data connections of each link
+	TLS      *tls.Config // nil: not encrypted
 	Receiver Receiver
 	Lost     func(l *Link, why error) // called once for a link that is lost, when nothing of it is read or written any more; may be nil
 	Timing   Timing                   // zero: DefaultTiming
@@ -65,6 +63,7 @@ type Node struct {
 	stop      context.CancelFunc // ends what dials
 	dials     context.Context
 	attempts  atomic.Uint64
+	keys      keys
 	running   sync.WaitGroup
 
 	mu        sync.Mutex
@@ -105,7 +104,7 @@ func NewNode(c Config, listeners []net.Listener) (*Node, error) {
 	if c.Timing == (Timing{}) {
 		c.Timing = DefaultTiming
 	}
-	n := &Node{config: c, listeners: listeners, closing: make(chan struct{}), peers: map[Identity]*peer{}, strangers: list.New()}
+	n := &Node{config: c, listeners: listeners, closing: make(chan struct{}), keys: keys{list: map[handshake.Space]*usedKey{}}, peers: map[Identity]*peer{}, strangers: list.New()}
 	n.dials, n.stop = context.WithCancel(context.Background())
 	for _, l := range listeners {
 		n.opened(l)
@@ -255,7 +254,8 @@ func (in *incoming) dead() (ended bool) {
 
 // Link returns the link to a process that listens at one of the addresses, which are tried in their order. It makes the link if there is none. A
 // link that is lost is not made again: its reason is returned. A link is returned when something has come over it, so the other process has it.
-func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Link, error) {
+// key is the name of the key by which the processes prove that they belong together; AddKey was called for it.
+func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort, key handshake.Space) (*Link, error) {
 	if id == n.config.Self {
 		return nil, errors.New("internal error: a link of a process to itself")
 	}
@@ -276,7 +276,7 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort) (*Lin
 		case p.link == nil && !p.dialing && p.incoming == nil:
 			p.dialing = true
 			n.mu.Unlock()
-			err := n.dial(ctx, id, at)
+			err := n.dial(ctx, id, at, key)
 			n.mu.Lock()
 			p.dialing = false
 			p.signal()

@@ -40,15 +40,14 @@ func knock(t *testing.T, e *end) net.Conn {
 func TestWrongSecret(t *testing.T) {
 	noLeaks(t)
 	a := newEnd(t, nil)
-	for name, change := range map[string]func(*Config){
-		"key":   func(c *Config) { c.Key[0]++ },
-		"space": func(c *Config) { c.Space[0]++ },
-	} {
-		b := newEnd(t, change)
+	another, anotherName := testKey, testSpace
+	another[0]++
+	anotherName[0]++
+	for _, b := range []*end{newEndWith(t, testSpace, another, nil), newEndWith(t, anotherName, testKey, nil)} {
 		_, err := b.dialTo(a)
-		require.ErrorIs(t, err, handshake.ErrRefused, name)
+		require.ErrorIs(t, err, handshake.ErrRefused)
 		_, err = a.dialTo(b)
-		require.ErrorIs(t, err, handshake.ErrRefused, name)
+		require.ErrorIs(t, err, handshake.ErrRefused)
 	}
 	// A proof for a store of unique ids opens no link, with the same key.
 	store := handshake.Protocol{Magic: "sagestr1", Label: "sagecomm store", Limit: 100}
@@ -286,13 +285,17 @@ func TestTLS(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"foreign": func(c *Config) { c.TLS = foreign },
 		"plain":   func(*Config) {},
-		"secret":  func(c *Config) { c.TLS = settings; c.Key[0]++ },
+		"secret":  func(c *Config) { c.TLS = settings },
 		"old": func(c *Config) {
 			c.TLS = settings.Clone()
 			c.TLS.MinVersion, c.TLS.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 		},
 	} {
-		c := newEnd(t, func(c *Config) {
+		with := testKey
+		if name == "secret" {
+			with[0]++
+		}
+		c := newEndWith(t, testSpace, with, func(c *Config) {
 			change(c)
 			c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 500 * time.Millisecond}
 		})
