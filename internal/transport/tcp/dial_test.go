@@ -221,3 +221,21 @@ func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
 		}
 	}
 }
+
+// Who awaits a link gets the one that the other process makes, and nothing where none comes.
+func TestAwait(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	require.Nil(t, a.Await(t.Context(), b.id, time.Millisecond))
+	made := make(chan *Link)
+	go func() { made <- a.Await(t.Context(), b.id, soon) }()
+	b.linkTo(t, a)
+	require.Equal(t, b.id, (<-made).Peer())
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { made <- a.Await(ctx, Identity{1}, soon) }()
+	cancel()
+	require.Nil(t, <-made)
+	go func() { made <- a.Await(t.Context(), Identity{1}, soon) }()
+	a.Close()
+	require.Nil(t, <-made)
+}

@@ -113,7 +113,7 @@ var rules = [...]rule{
 	Goodbye:   {true, true, 0, useGroup | useNumber},
 	Ask:       {true, false, 0, useGroup},
 	State:     {true, false, maxState, useGroup},
-	Exchange:  {true, false, maxEntry, useGroup | useChannel | useNumber | useHash | useBlock | useTaken},
+	Exchange:  {true, false, maxEntry, useGroup | useChannel | useNumber | useHash | useBlock | useTaken | useTag},
 	Declare:   {true, false, maxRecord, useGroup | useTaken},
 	Collect:   {true, false, maxRecord, useGroup | useNumber | useTaken},
 	Promise:   {true, false, maxRecord, useGroup | useNumber | useTaken},

@@ -305,6 +305,31 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort, key h
 	}
 }
 
+// Await returns the link to a process that the other one makes, or nil if there is none within a time. Of two processes that need a link, the one
+// with the higher identity waits like this before it dials, so that their attempts seldom cross.
+func (n *Node) Await(ctx context.Context, id Identity, atMost time.Duration) *Link {
+	over := time.NewTimer(atMost)
+	defer over.Stop()
+	for {
+		n.mu.Lock()
+		p := n.peer(id)
+		l, changed := p.link, p.changed
+		n.mu.Unlock()
+		if l != nil && l.heard.Load() {
+			return l
+		}
+		select {
+		case <-changed:
+		case <-over.C:
+			return nil
+		case <-ctx.Done():
+			return nil
+		case <-n.closing:
+			return nil
+		}
+	}
+}
+
 // up makes the link of complete connections, which are those of an attempt of the other process unless in is nil.
 func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, in *incoming) error {
 	l := &Link{node: n, peer: id, at: addressOf(raws[control]), began: time.Now(), undrained: make(chan struct{}), finished: make(chan struct{})}
