@@ -82,12 +82,7 @@ func (h *hosts) replace(c *runner.Config) {
 		l, err := h.nodes[c.Rank].Link(ctx, h.ids[to], []netip.AddrPort{h.at[to]}, handshake.Space{})
 		cancel()
 		require.NoError(h.t, err)
-		arena := Get().memory.shared
-		bell, err := arena.Alloc(runner.BellBytes, 4096)
-		require.NoError(h.t, err)
-		memory, err := arena.Alloc(shadow.Bytes(len(c.Peers)), 4096)
-		require.NoError(h.t, err)
-		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Own: own, Offset: memory.Off, Bell: bell.Off,
+		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Own: own,
 			Lost: func(error) { h.lost <- c.Rank }})
 		require.NoError(h.t, err)
 		c.Peers[to] = p.Peer()

@@ -138,7 +138,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
       peer[i].lane[lane] = (scr_shared_block *)(void *)((unsigned char *)c->arena + c->shared[lane]);
     }
     peer[i].shared = peer[i].lane[config->lane];
-    peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + c->engine_bell);
+    void *bell = c->bell != NULL ? c->bell : (unsigned char *)c->arena + c->engine_bell;
+    peer[i].engine_bell = (_Atomic uint32_t *)bell;
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
       peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
       peer[i].flight_entries = c->flight_entries;

@@ -81,6 +81,7 @@ type Peer struct {
 	Bytes  int64          // length of the mapping
 	Shared [Lanes]int64   // offsets of its shared blocks, by lane
 	Bell   int64          // offset of the bell of the rank's engine; Check sets it
+	BellAt unsafe.Pointer // if not nil, the bell of the rank's engine, which lies outside the arena then
 	// Flights is the capacity of the rank's flight recorder for the lane and FlightLog its offset; both are 0 if the arena holds
 	// none.
 	Flights      int
@@ -94,7 +95,7 @@ func (p *Peer) GaveUp() bool {
 }
 
 func (p *Peer) config() C.scr_peer_config {
-	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), engine_bell: C.uint64_t(p.Bell)}
+	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), engine_bell: C.uint64_t(p.Bell), bell: p.BellAt}
 	for lane, at := range p.Shared {
 		c.shared[lane] = C.uint64_t(at)
 	}

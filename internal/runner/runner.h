@@ -162,6 +162,7 @@ typedef struct scr_peer_config {
   uint64_t arena_bytes;
   uint64_t shared[SCR_LANES]; /* offsets of its shared blocks */
   uint64_t engine_bell;       /* offset of its engine's bell, from scr_shared_check() */
+  void *bell;                 /* not NULL: its engine's bell, outside the arena */
   uint64_t flight;            /* offset of its flight recorder for this lane; 0: none that peers can read */
   uint32_t flight_entries;
   bool flight_stacks; /* it records callers' stacks */

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
 )
@@ -18,13 +20,11 @@ type Config struct {
 	Group          uint64 // number of the group, which all of its processes know
 	Rank, To, Size int    // the rank of this process, the remote rank, of a group of that size
 	Own            runner.Peer
-	Offset         int64       // in the arena of Own: Bytes(Size) zeroed bytes, aligned to pages
-	Bell           int64       // in the same arena: the bell of the link's pump, which stays as long as the link
 	Lost           func(error) // called when the link is lost before the remote rank has left
 }
 
-// Bytes returns the length of the memory of a pair: for each lane a shared block, and the channels from the remote rank.
-func Bytes(size int) int64 {
+// memoryOf returns the length of the memory of a pair: for each lane a shared block, and the channels from the remote rank.
+func memoryOf(size int) int64 {
 	return int64(runner.Lanes) * (runner.SharedBlockBytes(size) + channelsBytes)
 }
 
@@ -36,6 +36,7 @@ const (
 // Pair is one rank of this process and one remote rank.
 type Pair struct {
 	Config
+	memory  []byte      // of the shadow; nil: it was freed
 	engine  runner.Bell // of this process's progress engine
 	shadow  runner.Peer
 	lanes   [runner.Lanes]lane
@@ -68,27 +69,40 @@ type channel struct {
 	place [1][]byte
 }
 
-// newPair makes the shadow.
-func newPair(c Config) *Pair {
-	p := &Pair{Config: c, engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
-	p.shadow = runner.Peer{Arena: c.Own.Arena, Bytes: c.Own.Bytes, Bell: c.Bell}
+// newPair makes the shadow, whose engine has the bell of the pump.
+func newPair(c Config, bell unsafe.Pointer) (*Pair, error) {
+	memory, err := mapPrivate(memoryOf(c.Size))
+	if err != nil {
+		return nil, err
+	}
+	p := &Pair{Config: c, memory: memory, engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
+	p.shadow = runner.Peer{Arena: unsafe.Pointer(unsafe.SliceData(memory)), Bytes: int64(len(memory)), BellAt: bell}
 	at := int64(0)
 	for n := range p.lanes {
 		l := &p.lanes[n]
-		memory := unsafe.Add(c.Own.Arena, c.Offset+at)
-		runner.FormatSharedBlock(memory, c.To, c.Size, c.Bell)
-		p.shadow.Shared[n] = c.Offset + at
+		block := unsafe.Add(p.shadow.Arena, at)
+		runner.FormatSharedBlock(block, c.To, c.Size, 0)
+		p.shadow.Shared[n] = at
 		at += runner.SharedBlockBytes(c.Size)
 		l.own = runner.WordsOf(unsafe.Add(c.Own.Arena, c.Own.Shared[n]), c.Size)
-		l.shadow = runner.WordsOf(memory, c.Size)
+		l.shadow = runner.WordsOf(block, c.Size)
 		l.shadow.SleepFor(c.Rank)
 		for k := range l.channels {
-			l.channels[k].in = unsafe.Add(c.Own.Arena, c.Offset+at+int64(k)*runner.ChannelBytes)
-			l.shadow.Channel(c.Rank, k).Store(uint64(c.Offset + at + int64(k)*runner.ChannelBytes))
+			l.channels[k].in = unsafe.Add(p.shadow.Arena, at+int64(k)*runner.ChannelBytes)
+			l.shadow.Channel(c.Rank, k).Store(uint64(at + int64(k)*runner.ChannelBytes))
 		}
 		at += channelsBytes
 	}
-	return p
+	return p, nil
+}
+
+// Free unmaps the shadow.
+// Requires: the group is closed, and the pair has ended: detached is set for the remote rank, it has given up, or the set is closed.
+func (p *Pair) Free() {
+	if p.memory != nil {
+		_ = unix.Munmap(p.memory)
+		p.memory = nil
+	}
 }
 
 // Peer returns the place of the shadow, for runner.Config.

@@ -34,7 +34,7 @@ type group struct {
 	number uint64
 }
 
-func (p *Pair) key() key { return key{p.Link, p.Group, uint32(p.To), uint32(p.Rank)} }
+func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.Rank)} }
 
 // NewSet returns a set without pairs.
 func NewSet() *Set {
@@ -43,6 +43,7 @@ func NewSet() *Set {
 
 // pump sends what the ranks of this process publish for those at the other end of a link.
 type pump struct {
+	at     unsafe.Pointer // of the bell
 	bell   runner.Bell
 	mu     sync.Mutex
 	pairs  []*Pair
@@ -56,23 +57,30 @@ const longestSleep = 20 * time.Millisecond
 // Add makes the shadow of a remote rank and keeps it true, until both ranks have detached from each other's shared blocks or the link is
 // lost. The remote process must not send for the pair before Add has returned.
 func (s *Set) Add(c Config) (*Pair, error) {
-	p := newPair(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := c.Link.Err(); err != nil {
 		return nil, err
 	}
-	if s.pairs[p.key()] != nil {
+	if s.pairs[c.key()] != nil {
 		return nil, fmt.Errorf("internal error: two shadows of rank %d for rank %d", c.To, c.Rank)
 	}
-	s.pairs[p.key()] = p
-	s.groups[group{c.Link, c.Group}]++
 	m := s.pumps[c.Link]
 	if m == nil {
-		m = &pump{bell: runner.BellAt(unsafe.Add(c.Own.Arena, c.Bell)), done: make(chan struct{})}
+		bell, err := newBell()
+		if err != nil {
+			return nil, err
+		}
+		m = &pump{at: bell, bell: runner.BellAt(bell), done: make(chan struct{})}
 		s.pumps[c.Link] = m
 		go m.run(s, c.Link)
 	}
+	p, err := newPair(c, m.at)
+	if err != nil {
+		return nil, err
+	}
+	s.pairs[c.key()] = p
+	s.groups[group{c.Link, c.Group}]++
 	m.mu.Lock()
 	m.pairs = append(m.pairs, p)
 	m.mu.Unlock()

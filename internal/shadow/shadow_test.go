@@ -61,12 +61,15 @@ func newEnd(t *testing.T, rank int) *end {
 	require.NoError(t, err)
 	require.NoError(t, e.node.AddKey(handshake.Space{}, handshake.Key{1}))
 	blocks := int64(runner.Lanes) * runner.SharedBlockBytes(2)
-	memory, err := unix.Mmap(-1, 0, int(2*page+blocks+Bytes(2)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
+	memory, err := unix.Mmap(-1, 0, int(2*page+blocks+runner.ChannelBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		e.goOn()
 		e.node.Close()
 		e.Close()
+		if e.pair != nil {
+			e.pair.Free()
+		}
 		require.NoError(t, unix.Munmap(memory))
 	})
 	e.own = runner.Peer{Arena: unsafe.Pointer(&memory[0]), Bytes: int64(len(memory)), Bell: 0}
@@ -87,13 +90,12 @@ func pairOfEnds(t *testing.T) (a, b *end) {
 		other := []*end{b, a}[rank]
 		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at}, handshake.Space{})
 		require.NoError(t, err)
-		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, Bell: page,
-			Offset: 2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2), Lost: func(error) {
-				if runner.WordsOf(unsafe.Add(e.own.Arena, e.own.Shared[runner.HostLane]), 2).Detached(1-rank).Load() == 0 {
-					e.late.Store(true)
-				}
-				e.told.Add(1)
-			}})
+		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, Lost: func(error) {
+			if runner.WordsOf(unsafe.Add(e.own.Arena, e.own.Shared[runner.HostLane]), 2).Detached(1-rank).Load() == 0 {
+				e.late.Store(true)
+			}
+			e.told.Add(1)
+		}})
 		require.NoError(t, err)
 		_, err = e.Add(e.pair.Config)
 		require.Error(t, err, "twice")
@@ -291,9 +293,9 @@ func TestGoodbyeOnEveryConnection(t *testing.T) {
 // The pump sends what lies in a channel, tells room, and says that it has ended with the memory once both ranks have detached.
 func TestPump(t *testing.T) {
 	a, b := pairOfEnds(t)
-	// a writes in the place of a runner: its channel to b lies where that from b lies, in the other lane, which is not used.
-	out := a.pair.lanes[runner.DeviceLane].channels[3].in
-	offset := uint64(uintptr(out) - uintptr(a.own.Arena))
+	// a writes in the place of a runner: its channel to b lies behind its shared blocks.
+	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+	out := unsafe.Add(a.own.Arena, offset)
 	own := a.pair.lanes[runner.HostLane].own
 	own.Channel(1, 2).Store(offset)
 	in := b.pair.lanes[runner.HostLane].channels[2].in
@@ -307,7 +309,7 @@ func TestPump(t *testing.T) {
 		*place.Hash, *place.Bytes, *place.Block = 100+n, 8, 200+n
 		place.Filled.Store(n)
 		if n%2 == 0 {
-			runner.BellAt(unsafe.Add(a.own.Arena, page)).Ring()
+			runner.BellAt(a.pair.Peer().BellAt).Ring()
 		}
 		got := runner.PlaceOf(in, n)
 		require.Eventually(t, func() bool { return got.Filled.Load() == n }, soon, time.Millisecond)
