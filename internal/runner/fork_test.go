@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A forked child has no descriptor of which its parent has said so, and all others.
+// A forked child has closed the descriptors that its parent has named, and no other.
 func TestDescriptorsOfForkedChildren(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)

@@ -349,7 +349,7 @@ uint64_t scr_go_entries(void);
 bool scr_in_child(void);
 int32_t scr_refuse_child(sagecomm_error *err);
 void scr_watch_fork(void);
-/* Whether a forked child closes a descriptor. Tell before the descriptor is closed in this process. */
+/* Sets whether a forked child closes a descriptor. Call it with false before this process closes the descriptor. */
 void scr_close_in_child(int32_t fd, bool closes);
 
 /* ---- progress engine ---- */

@@ -10,9 +10,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Shadows lie in private memory of this process: nobody else reads them. Its pages come when they are written, and a forked child does not have
-// them.
-
+// mapPrivate maps memory for shadows, which nobody else reads. Its pages come when they are written, and a forked child does not have them.
 func mapPrivate(bytes int64) ([]byte, error) {
 	memory, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
@@ -32,17 +30,17 @@ var bells struct {
 }
 
 // newBell returns a bell for a pump.
-func newBell() (unsafe.Pointer, error) {
+func newBell() (runner.Bell, error) {
 	bells.mu.Lock()
 	defer bells.mu.Unlock()
 	if len(bells.left) == 0 {
 		memory, err := mapPrivate(page)
 		if err != nil {
-			return nil, err
+			return runner.Bell{}, err
 		}
 		bells.left = memory
 	}
-	bell := unsafe.Pointer(unsafe.SliceData(bells.left))
+	bell := runner.BellAt(unsafe.Pointer(unsafe.SliceData(bells.left)))
 	bells.left = bells.left[runner.BellBytes:]
 	return bell, nil
 }

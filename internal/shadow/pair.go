@@ -70,13 +70,13 @@ type channel struct {
 }
 
 // newPair makes the shadow, whose engine has the bell of the pump.
-func newPair(c Config, bell unsafe.Pointer) (*Pair, error) {
+func newPair(c Config, bell runner.Bell) (*Pair, error) {
 	memory, err := mapPrivate(memoryOf(c.Size))
 	if err != nil {
 		return nil, err
 	}
 	p := &Pair{Config: c, memory: memory, engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
-	p.shadow = runner.Peer{Arena: unsafe.Pointer(unsafe.SliceData(memory)), Bytes: int64(len(memory)), BellAt: bell}
+	p.shadow = runner.Peer{Arena: unsafe.Pointer(unsafe.SliceData(memory)), Bytes: int64(len(memory)), Apart: bell}
 	at := int64(0)
 	for n := range p.lanes {
 		l := &p.lanes[n]

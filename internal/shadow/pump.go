@@ -5,7 +5,6 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
-	"unsafe"
 
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
@@ -43,7 +42,6 @@ func NewSet() *Set {
 
 // pump sends what the ranks of this process publish for those at the other end of a link.
 type pump struct {
-	at     unsafe.Pointer // of the bell
 	bell   runner.Bell
 	mu     sync.Mutex
 	pairs  []*Pair
@@ -71,11 +69,11 @@ func (s *Set) Add(c Config) (*Pair, error) {
 		if err != nil {
 			return nil, err
 		}
-		m = &pump{at: bell, bell: runner.BellAt(bell), done: make(chan struct{})}
+		m = &pump{bell: bell, done: make(chan struct{})}
 		s.pumps[c.Link] = m
 		go m.run(s, c.Link)
 	}
-	p, err := newPair(c, m.at)
+	p, err := newPair(c, m.bell)
 	if err != nil {
 		return nil, err
 	}

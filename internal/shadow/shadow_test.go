@@ -309,7 +309,7 @@ func TestPump(t *testing.T) {
 		*place.Hash, *place.Bytes, *place.Block = 100+n, 8, 200+n
 		place.Filled.Store(n)
 		if n%2 == 0 {
-			runner.BellAt(a.pair.Peer().BellAt).Ring()
+			a.pair.Peer().Apart.Ring()
 		}
 		got := runner.PlaceOf(in, n)
 		require.Eventually(t, func() bool { return got.Filled.Load() == n }, soon, time.Millisecond)
