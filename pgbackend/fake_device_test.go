@@ -162,23 +162,6 @@ type pinnedSlice struct {
 
 func (p *pinnedSlice) Address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p.bytes)) }
 
-func (p *pinnedSlice) Release() {
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	for _, s := range p.d.streams {
-		for _, c := range s {
-			if at := uintptr(c.host) - uintptr(p.Address()); at < uintptr(len(p.bytes)) {
-				p.d.t.Error("pinned memory was given back although a queued command uses it")
-			}
-		}
-	}
-	p.d.pins--
-	p.d.pinned -= len(p.bytes)
-	if err := syscall.Munmap(p.bytes); err != nil {
-		p.d.t.Error(err)
-	}
-}
-
 // deviceCall implements device.Access for one operation.
 type deviceCall struct {
 	d      *fakeDevice

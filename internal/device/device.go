@@ -34,11 +34,10 @@ type Copy struct {
 	Bytes  uint64
 }
 
-// Pinned is pinned host memory, aligned to 256 bytes.
+// Pinned is pinned host memory, aligned to 256 bytes. It stays allocated until the process ends, because a driver that frees it may wait
+// for the device, and so for streams that wait for peers.
 type Pinned interface {
 	Address() unsafe.Pointer
-	// Release gives the memory back. Any goroutine may call it. Requires: no queued command uses the memory.
-	Release()
 }
 
 // Ordering orders streams of the library with those of the caller.
@@ -159,8 +158,14 @@ type Sharer interface {
 	// OpenShared opens what another process shares.
 	OpenShared(s Shared, how Sharing) (Memory, error)
 
-	// Register makes host memory known to the device: whole pages, which may be shared with other processes.
-	Register(memory []byte) (Memory, error)
+	// Register makes host memory known to all devices of the process: whole pages, which may be shared with other processes.
+	Register(memory []byte) error
+
+	// Unregister ends that. It may wait for all devices. Requires: no queued command uses the memory.
+	Unregister(memory []byte)
+
+	// AddressOf returns the address of registered memory for the device.
+	AddressOf(memory []byte) (uintptr, error)
 
 	// Signal queues a write of a word of registered memory. Whoever sees the value sees what is in front of it in the stream.
 	Signal(s Stream, at uintptr, value uint32) error

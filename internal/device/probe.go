@@ -11,9 +11,14 @@ import (
 
 // Probes keeps, for each device of a vendor, whether its streams can wait for a word. The zero Probes knows of none.
 type Probes struct {
-	known  sync.Map // of *probe, by index of the device
-	trying sync.Mutex
-	tries  map[int]int // that failed, by index of the device; guarded by trying
+	known  sync.Map           // of *probe, by index of the device
+	trying Once[int, *trying] // by index of the device
+}
+
+// trying is held by the call that tries a device.
+type trying struct {
+	sync.Mutex
+	failed int // tries
 }
 
 // mostTries is for a device that is short of something for a while. A runtime that maps no host memory never has it, and each try
@@ -33,17 +38,15 @@ func (p *Probes) Check(index int, w Waiter) error {
 	if known, ok := p.known.Load(index); ok {
 		return known.(*probe).err
 	}
-	p.trying.Lock()
-	defer p.trying.Unlock()
+	try, _ := p.trying.Get(index, func() (*trying, error) { return new(trying), nil })
+	try.Lock()
+	defer try.Unlock()
 	if known, ok := p.known.Load(index); ok {
 		return known.(*probe).err
 	}
 	memory, s, err := parts(w)
 	if err != nil {
-		if p.tries == nil {
-			p.tries = map[int]int{}
-		}
-		if p.tries[index]++; p.tries[index] == mostTries {
+		if try.failed++; try.failed == mostTries {
 			p.known.Store(index, &probe{err: err})
 		}
 		return err

@@ -12,7 +12,6 @@ import (
 type hostWords [probeBytes]byte
 
 func (h *hostWords) Address() unsafe.Pointer { return unsafe.Pointer(h) }
-func (h *hostWords) Release()                {}
 
 // fakeDevice has one stream. Its commands run when somebody looks whether the stream has settled.
 type fakeDevice struct {

@@ -336,6 +336,34 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
+def calls_that_wait(rank: int, size: int, store: str) -> None:
+    """To make a stream or to load a kernel waits for all streams of the device (EMULATOR_STREAM_WAITS=1). Recvs of
+    rank 1 wait in streams for what rank 0 sends when it has got what rank 1 calls next."""
+    join_group(rank, size, store, 0)
+    staged = dist.new_group(backend="sagecomm", pg_options=sagecomm.Options(settings={"engine": "staged"}))
+    later = dist.new_group(backend="sagecomm")
+    first, second, x = (torch.zeros(1000, device="cuda") for _ in range(3))
+    y = torch.ones(1000, device="cuda")
+    torch.cuda.synchronize()
+    if rank == 1:
+        works = [dist.irecv(first, 0, group=staged)]  # the first operation on the device: streams for a sender
+        dist.all_reduce(y, group=later)  # kernels of the engine cuda, and streams for collectives
+        works.append(dist.irecv(second, 0, tag=1))  # torch's streams
+        dist.send(y, 0, tag=2)  # streams for sends
+        for work in works:
+            work.wait()
+    else:
+        dist.all_reduce(y, group=later)
+        dist.recv(x, 1, tag=2)
+        dist.send(y + 1, 1, group=staged)
+        dist.send(y + 2, 1, tag=1)
+        first.fill_(size + 1)
+        second.fill_(size + 2)
+    assert first.tolist() == [size + 1.0] * 1000, first
+    assert second.tolist() == [size + 2.0] * 1000, second
+    fake_cuda.check()
+
+
 def is_void(rank: int, size: int, store: str) -> str:
     """Rank 0 aborts while an operation is on its way for which the last rank has not come. Its stream goes on and gives
     rank 1 what it has not computed, which is no success there."""

@@ -296,5 +296,16 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [*PROGRAMS, mismatch])
 
 
+def warm() -> None:
+    """The first operation on the device: the library makes its streams, while none of them waits."""
+    dist.all_reduce(full(1))
+    torch.accelerator.synchronize()
+
+
+def beside_calls_that_wait(rank: int, size: int, store: str) -> None:
+    """To make a stream waits for all streams of the device."""
+    run_under_fake_cuda(rank, size, store, [warm, *PROGRAMS])
+
+
 def first_operations(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [send_of_a_late_producer])

@@ -91,6 +91,22 @@ def test_a_thread_captures_beside_another_one(cuda_bed: CudaBed, engine: str) ->
     cuda_bed.ranks("device_cuda:beside_a_capture", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
 
 
+STREAM_WAITS = {**SETTINGS, "EMULATOR_STREAM_WAITS": "1", "EMULATOR_STALL_S": "10"}
+
+
+@pytest.mark.parametrize("engine", ["cuda", "staged"])
+def test_calls_that_wait(cuda_bed: CudaBed, engine: str) -> None:
+    """Streams and kernels are made before a stream waits for a peer. It hangs where they are made later."""
+    cuda_bed.ranks("device_cuda:calls_that_wait", 2, **STREAM_WAITS | {"SAGECOMM_ENGINE": engine})
+
+
+@pytest.mark.parametrize("engine", quickly(["cuda"], ["cuda", "staged"]))
+@pytest.mark.parametrize("schedule", quickly(["lazy"], ["lazy", "eager", "random"]))
+def test_p2p_beside_calls_that_wait(cuda_bed: CudaBed, schedule: str, engine: str) -> None:
+    settings = {**STREAM_WAITS, "SAGECOMM_ENGINE": engine, "schedule": schedule}
+    cuda_bed.ranks("device_p2p:beside_calls_that_wait", 2, **settings)
+
+
 def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:is_void", 3, **SETTINGS):
         assert text.startswith("Aborted: "), text

@@ -25,8 +25,7 @@
   X(aclrtMallocHost, (void **memory, size_t bytes), (memory, bytes))                 /* :2184 */                 \
   X(aclrtFreeHost, (void *memory), (memory))                                         /* :2217 */                 \
   X(aclrtHostRegister, (void *memory, uint64_t bytes, int32_t type, uintptr_t *device),                          \
-    (memory, bytes, type, device))                 /* :2052 */                                                   \
-  X(aclrtHostUnregister, (void *memory), (memory)) /* :2088 */                                                   \
+    (memory, bytes, type, device)) /* :2052 */                                                                   \
   X(aclrtMemcpyAsync, (uintptr_t to, size_t room, uintptr_t from, size_t bytes, int32_t kind, uintptr_t stream), \
     (to, room, from, bytes, kind, stream)) /* :2311 */                                                           \
   X(aclrtValueWrite, (uintptr_t at, uint64_t value, uint32_t flag, uintptr_t stream),                            \

@@ -113,38 +113,25 @@ func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
 // page is what memory must be aligned to before a device maps it. aclrtMallocHost aligns to 64 bytes.
 const page = 4096
 
-type pinned struct {
-	d                 *Driver
-	memory, allocated unsafe.Pointer
-}
+type pinned struct{ memory unsafe.Pointer }
 
-func (p *pinned) Address() unsafe.Pointer { return p.memory }
-
-// Release implements device.Pinned. Memory that the runtime does not take back stays allocated.
-func (p *pinned) Release() {
-	mapped.remove(p.d.index, uintptr(p.memory))
-	_ = p.d.do("", func() error {
-		if err := failed("aclrtHostUnregister", C.call_aclrtHostUnregister(p.memory)); err != nil {
-			return err
-		}
-		return failed("aclrtFreeHost", C.call_aclrtFreeHost(p.allocated))
-	})
-}
+func (p pinned) Address() unsafe.Pointer { return p.memory }
 
 // Pin implements device.Runtime. The device gets an address of its own for the memory, by which it writes words and waits for them;
 // copies take the address of the host.
 func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
-	p := &pinned{d: d}
+	var p pinned
 	bytes = (bytes + page - 1) / page * page
 	err := d.do(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), func() error {
-		if err := failed("aclrtMallocHost", C.call_aclrtMallocHost(&p.allocated, C.size_t(bytes+page))); err != nil {
+		var allocated unsafe.Pointer
+		if err := failed("aclrtMallocHost", C.call_aclrtMallocHost(&allocated, C.size_t(bytes+page))); err != nil {
 			return err
 		}
-		p.memory = unsafe.Add(p.allocated, -uintptr(p.allocated)%page)
+		p.memory = unsafe.Add(allocated, -uintptr(allocated)%page)
 		var address C.uintptr_t
 		err := failed("aclrtHostRegister", C.call_aclrtHostRegister(p.memory, C.uint64_t(bytes), C.acl_host_register_mapped, &address))
 		if err != nil {
-			C.call_aclrtFreeHost(p.allocated)
+			C.call_aclrtFreeHost(allocated)
 			return err
 		}
 		mapped.add(d.index, mapping{uintptr(p.memory), uintptr(bytes), uintptr(address)})

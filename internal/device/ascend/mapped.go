@@ -37,12 +37,6 @@ func (t *mappings) add(device int, m mapping) {
 	t.byDevice[device] = slices.Insert(list, after(list, m.host), m)
 }
 
-func (t *mappings) remove(device int, host uintptr) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.byDevice[device] = slices.DeleteFunc(t.byDevice[device], func(m mapping) bool { return m.host == host })
-}
-
 // find returns the device's address for an address of the host.
 func (t *mappings) find(device int, host uintptr) (uintptr, bool) {
 	t.mu.RLock()

@@ -18,7 +18,6 @@ static int32_t make_stream(const sagecomm_bridge *b, uint64_t *stream, char *why
 static int32_t pin(const sagecomm_bridge *b, uint64_t bytes, void **memory, void **owner, char *why) {
   return b->pin(b->ctx, bytes, memory, owner, why, WHY);
 }
-static void unpin(void (*function)(void *), void *owner) { function(owner); }
 static int32_t fork_stream(const sagecomm_bridge *b, uint64_t stream, char *why) {
   return b->fork(b->ctx, stream, why, WHY);
 }
@@ -50,7 +49,7 @@ static int32_t join_later(const sagecomm_bridge *b, uint64_t stream, const numbe
   return b->join_later(b->ctx, stream, (const sagecomm_copy *)(const void *)copies, n, word, value, why, WHY);
 }
 static bool complete(const sagecomm_bridge *b) {
-  return b->make_stream && b->pin && b->unpin && b->fork && b->copy_in && b->write_value && b->adopt_stream && b->join &&
+  return b->make_stream && b->pin && b->fork && b->copy_in && b->write_value && b->adopt_stream && b->join &&
          b->join_later && b->stream_handle && b->interrupted;
 }
 */
@@ -135,18 +134,15 @@ func (b *Bridge) Handle(s device.Stream) (uintptr, error) {
 	return uintptr(handle), b.result("cannot use a stream of the framework", status)
 }
 
-type pinned struct {
-	memory, owner unsafe.Pointer
-	unpin         *[0]byte
-}
+type pinned struct{ memory unsafe.Pointer }
 
 func (p pinned) Address() unsafe.Pointer { return p.memory }
-func (p pinned) Release()                { C.unpin(p.unpin, p.owner) }
 
 // Pin implements device.Runtime.
 func (b *Bridge) Pin(bytes uint64) (device.Pinned, error) {
-	p := pinned{unpin: b.c.unpin}
-	status := C.pin(b.c, C.uint64_t(bytes), &p.memory, &p.owner, &b.why[0])
+	var p pinned
+	var owner unsafe.Pointer // who would free the memory
+	status := C.pin(b.c, C.uint64_t(bytes), &p.memory, &owner, &b.why[0])
 	if err := b.result(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), status); err != nil {
 		return nil, err
 	}

@@ -49,29 +49,20 @@ func (d *Driver) NewStream(device.Role) (device.Stream, error) {
 
 const alignment = 256 // of device.Pinned; CNRT promises none
 
-type pinned struct {
-	d                 *Driver
-	memory, allocated unsafe.Pointer
-}
+type pinned struct{ memory unsafe.Pointer }
 
-func (p *pinned) Address() unsafe.Pointer { return p.memory }
-
-// Release implements device.Pinned. Memory that the runtime does not take back stays allocated.
-func (p *pinned) Release() {
-	_ = p.d.do("", func() error { return failed("cnrtFreeHost", C.call_cnrtFreeHost(p.allocated)) })
-}
+func (p pinned) Address() unsafe.Pointer { return p.memory }
 
 // Pin implements device.Runtime.
 func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
-	p := &pinned{d: d}
+	var allocated unsafe.Pointer
 	err := d.do(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), func() error {
-		return failed("cnrtHostMalloc", C.call_cnrtHostMalloc(&p.allocated, C.size_t(bytes+alignment)))
+		return failed("cnrtHostMalloc", C.call_cnrtHostMalloc(&allocated, C.size_t(bytes+alignment)))
 	})
 	if err != nil {
 		return nil, err
 	}
-	p.memory = unsafe.Add(p.allocated, -uintptr(p.allocated)%alignment)
-	return p, nil
+	return pinned{unsafe.Add(allocated, -uintptr(allocated)%alignment)}, nil
 }
 
 // Order implements device.Launcher. A wait refers to the newest place of a notifier, which may be destroyed

@@ -20,7 +20,6 @@
   X(cnrtPlaceNotifier, (uintptr_t notifier, uintptr_t queue), (notifier, queue))           /* Notifier Management */ \
   X(cnrtNotifierDestroy, (uintptr_t notifier), (notifier))                                 /* Notifier Management */ \
   X(cnrtHostMalloc, (void **memory, size_t bytes), (memory, bytes))                        /* Memory Management */   \
-  X(cnrtFreeHost, (void *memory), (memory))                                                /* Memory Management */   \
   X(cnrtMemcpyAsync_V2, (uintptr_t to, uintptr_t from, size_t bytes, uintptr_t queue, int direction),                \
     (to, from, bytes, queue, direction))                                             /* Memory Management */         \
   X(cnrtMalloc, (uintptr_t *memory, size_t bytes), (memory, bytes))                  /* Memory Management */         \

@@ -107,7 +107,7 @@ func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
 			return s, nil
 		}
 	}
-	return reserved.take(d, role)
+	return reserved.stream(d, role)
 }
 
 // makeStream makes a stream of the greatest priority for inputs, of the next one for outputs. Streams of different priorities do
@@ -129,21 +129,13 @@ func (d *Driver) makeStream(role device.Role) (device.Stream, error) {
 	return device.Stream{Handle: handleOf(s)}, err
 }
 
-type pinned struct {
-	d      *Driver
-	memory unsafe.Pointer
-}
+type pinned struct{ memory unsafe.Pointer }
 
 func (p pinned) Address() unsafe.Pointer { return p.memory }
 
-// Release implements device.Pinned. Memory that the driver does not take back stays allocated.
-func (p pinned) Release() {
-	p.d.giveBack(func() error { return cu.MemFreeHost(p.memory) })
-}
-
 // Pin implements device.Runtime.
 func (d *Driver) Pin(bytes uint64) (device.Pinned, error) {
-	p := pinned{d: d}
+	var p pinned
 	err := d.doRelaxed(fmt.Sprintf("cannot allocate %d bytes of pinned memory", bytes), func() error {
 		return failed(C.cuMemHostAlloc(&p.memory, C.size_t(bytes), C.CU_MEMHOSTALLOC_PORTABLE))
 	})

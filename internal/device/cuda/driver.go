@@ -21,7 +21,7 @@ import (
 // needed are the functions that this package calls, as they are linked. A driver without one of them is too old.
 var needed = []string{
 	"cuInit", "cuGetErrorName", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemHostAlloc",
-	"cuMemFreeHost", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange",
+	"cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange",
 	"cuStreamWaitEvent", "cuStreamIsCapturing", "cuStreamWaitValue32_v2", "cuStreamWriteValue32_v2", "cuEventCreate", "cuEventDestroy_v2",
 	"cuEventRecord", "cuDeviceGetUuid_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyDtoDAsync_v2",
 	"cuDeviceCanAccessPeer", "cuPointerGetAttribute", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2",

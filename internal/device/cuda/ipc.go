@@ -125,37 +125,28 @@ func (d *Driver) OpenShared(s device.Shared, how device.Sharing) (device.Memory,
 	return m, nil
 }
 
-// registered is host memory that the device can use.
-type registered struct {
-	d    *Driver
-	host unsafe.Pointer
-	at   C.CUdeviceptr
-}
-
-func (r registered) Address() uintptr { return uintptr(r.at) }
-
-// Release implements device.Memory.
-func (r registered) Release() {
-	r.d.giveBack(func() error { return failed(C.cuMemHostUnregister(r.host)) })
-}
-
 // Register implements device.Sharer.
-func (d *Driver) Register(memory []byte) (device.Memory, error) {
-	r := registered{d: d.alone(), host: unsafe.Pointer(unsafe.SliceData(memory))}
-	err := d.doRelaxed("cannot register host memory", func() error {
-		return failed(C.cuMemHostRegister(r.host, C.size_t(len(memory)), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP))
+func (d *Driver) Register(memory []byte) error {
+	return d.doRelaxed("cannot register host memory", func() error {
+		return failed(C.cuMemHostRegister(hostOf(memory), C.size_t(len(memory)), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP))
 	})
-	if err != nil {
-		return nil, err
-	}
-	err = d.do("cannot use registered host memory on the device", func() error {
-		return failed(C.cuMemHostGetDevicePointer(&r.at, r.host, 0))
-	})
-	if err != nil { // it stays registered, because to end that waits for the device
-		return nil, err
-	}
-	return r, nil
 }
+
+// Unregister implements device.Sharer. Memory that the driver does not give up stays registered.
+func (d *Driver) Unregister(memory []byte) {
+	d.giveBack(func() error { return failed(C.cuMemHostUnregister(hostOf(memory))) })
+}
+
+// AddressOf implements device.Sharer.
+func (d *Driver) AddressOf(memory []byte) (uintptr, error) {
+	var at C.CUdeviceptr
+	err := d.do("cannot use registered host memory on the device", func() error {
+		return failed(C.cuMemHostGetDevicePointer(&at, hostOf(memory), 0))
+	})
+	return uintptr(at), err
+}
+
+func hostOf(memory []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(memory)) }
 
 // Signal implements device.Sharer.
 func (d *Driver) Signal(s device.Stream, at uintptr, value uint32) error {

@@ -35,7 +35,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -68,10 +67,9 @@ type reductions struct {
 	blocks  uint64 // the most of a launch
 }
 
-var (
-	loading sync.Mutex
-	loaded  = map[int]*reductions{} // by index of the device; the process keeps them, as it keeps contexts
-)
+// loaded has the kernels by index of the device; the process keeps them, as it keeps contexts. It keeps the error too, because compiling
+// them in vain takes as long, for each group.
+var loaded device.Once[int, *reductions]
 
 // LoadKernels implements device.Reducer.
 func (d *Driver) LoadKernels() error {
@@ -81,11 +79,13 @@ func (d *Driver) LoadKernels() error {
 
 // reductions returns the kernels of the device, which the first call loads.
 func (d *Driver) reductions() (*reductions, error) {
-	loading.Lock()
-	defer loading.Unlock()
-	if known := loaded[d.index]; known != nil {
-		return known, nil
+	if known, ok, err := loaded.Known(d.index); ok {
+		return known, err
 	}
+	return loaded.Get(d.index, d.alone().loadReductions)
+}
+
+func (d *Driver) loadReductions() (*reductions, error) {
 	what := fmt.Sprintf("cannot load the kernels of reductions on CUDA device %d", d.index)
 	for _, name := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction", "cuModuleUnload", "cuLaunchKernel", "cuDeviceGetAttribute"} {
 		if !lazylink.CUDAHas(name) {
@@ -96,7 +96,6 @@ func (d *Driver) reductions() (*reductions, error) {
 	if err := d.doRelaxed(what, func() error { return made.load(d.index) }); err != nil {
 		return nil, err
 	}
-	loaded[d.index] = made
 	return made, nil
 }
 

@@ -32,14 +32,16 @@ static CUresult import_file(int fd, CUmemGenericAllocationHandle *memory) {
   return cuMemImportFromShareableHandle(memory, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
-// Gives the device an address for memory, which lives as long as the address then.
-static CUresult map_memory(CUdevice device, CUmemGenericAllocationHandle memory, size_t bytes, CUdeviceptr *at) {
-  CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
-                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+// Gives devices an address for memory, which lives as long as the address then.
+static CUresult map_memory(const CUdevice *devices, size_t n, CUmemGenericAllocationHandle memory, size_t bytes, CUdeviceptr *at) {
   CUresult rc = cuMemAddressReserve(at, bytes, 0, 0, 0);
   if (rc != CUDA_SUCCESS) return rc;
   rc = cuMemMap(*at, bytes, 0, memory, 0);
-  if (rc == CUDA_SUCCESS && (rc = cuMemSetAccess(*at, bytes, &access, 1)) != CUDA_SUCCESS) cuMemUnmap(*at, bytes);
+  for (size_t i = 0; rc == CUDA_SUCCESS && i < n; i++) {
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = devices[i]},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    if ((rc = cuMemSetAccess(*at, bytes, &access, 1)) != CUDA_SUCCESS) cuMemUnmap(*at, bytes);
+  }
   if (rc != CUDA_SUCCESS) cuMemAddressFree(*at, bytes);
   return rc;
 }
@@ -118,23 +120,19 @@ func (d *Driver) has(functions []string, attribute C.CUdevice_attribute, without
 	return nil
 }
 
-// allocateMapped allocates memory that is not shared.
+// allocateMapped allocates memory that other processes do not share. All devices of this process that can use it have it at its address, as
+// they have memory of cuMemAlloc: a library may copy from it to another one of them.
 func (d *Driver) allocateMapped(bytes uint64) (device.Memory, error) {
 	m := mapped{d: d.alone(), bytes: C.size_t(bytes)}
 	err := d.doRelaxed("cannot allocate memory of the device", func() error {
 		if err := d.hasMaps(); err != nil {
 			return fmt.Errorf("%w: %w", errNoMaps, err)
 		}
-		on, err := cu.GetDevice(d.index)
+		devices, err := d.users()
 		if err != nil {
 			return err
 		}
-		var memory C.CUmemGenericAllocationHandle
-		if err := failed(C.create(C.CUdevice(on), C.CU_MEM_HANDLE_TYPE_NONE, &m.bytes, &memory)); err != nil {
-			return err
-		}
-		defer C.cuMemRelease(memory) // the address keeps it
-		return failed(C.map_memory(C.CUdevice(on), memory, m.bytes, &m.at))
+		return m.create(C.CU_MEM_HANDLE_TYPE_NONE, devices, func(C.CUmemGenericAllocationHandle) error { return nil })
 	})
 	if err != nil {
 		return nil, err
@@ -142,10 +140,49 @@ func (d *Driver) allocateMapped(bytes uint64) (device.Memory, error) {
 	return m, nil
 }
 
-// shareByFile is Share by a file.
-func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error) {
-	m, s := mapped{d: d.alone(), bytes: C.size_t(bytes)}, device.Shared{}
-	err := d.doRelaxed("cannot share memory of the device by a file", func() error {
+// users returns the devices of this process that can use memory of the device: itself and those that have access to it.
+func (d *Driver) users() ([]C.CUdevice, error) {
+	own, err := cu.GetDevice(d.index)
+	if err != nil {
+		return nil, err
+	}
+	list := []C.CUdevice{C.CUdevice(own)}
+	n, err := cu.NumDevices()
+	for i := 0; i < n && err == nil; i++ {
+		var other cu.Device
+		if other, err = cu.GetDevice(i); err != nil || i == d.index {
+			continue
+		}
+		can := C.int(0)
+		if err = failed(C.cuDeviceCanAccessPeer(&can, C.CUdevice(other), C.CUdevice(own))); err == nil && can != 0 {
+			list = append(list, C.CUdevice(other))
+		}
+	}
+	return list, err
+}
+
+// create makes the memory and gives devices its address, the own one first. before is called in between.
+// Requires: the context of the device is current.
+func (m *mapped) create(handles C.CUmemAllocationHandleType, devices []C.CUdevice, before func(C.CUmemGenericAllocationHandle) error) error {
+	var memory C.CUmemGenericAllocationHandle
+	if err := failed(C.create(devices[0], handles, &m.bytes, &memory)); err != nil {
+		return err
+	}
+	defer C.cuMemRelease(memory) // the address keeps it, and so does a file
+	if err := before(memory); err != nil {
+		return err
+	}
+	return m.place(devices, memory)
+}
+
+// place gives devices an address for memory.
+func (m *mapped) place(devices []C.CUdevice, memory C.CUmemGenericAllocationHandle) error {
+	return failed(C.map_memory(&devices[0], C.size_t(len(devices)), memory, m.bytes, &m.at))
+}
+
+// withFiles calls f with the device, if it shares memory by files.
+func (d *Driver) withFiles(what string, f func(on []C.CUdevice) error) error {
+	return d.doRelaxed(what, func() error {
 		if err := d.hasFiles(); err != nil {
 			return err
 		}
@@ -153,45 +190,37 @@ func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error)
 		if err != nil {
 			return err
 		}
-		var memory C.CUmemGenericAllocationHandle
-		if err := failed(C.create(C.CUdevice(on), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, &m.bytes, &memory)); err != nil {
-			return err
-		}
-		defer C.cuMemRelease(memory) // the address and the file keep it
-		var fd C.int
-		if err := failed(C.export_file(memory, &fd)); err != nil {
-			return err
-		}
-		if err := failed(C.map_memory(C.CUdevice(on), memory, m.bytes, &m.at)); err != nil {
-			_ = unix.Close(int(fd))
-			return err
-		}
-		s.File, s.Bytes = int(fd), uint64(m.bytes)
-		return nil
+		return f([]C.CUdevice{C.CUdevice(on)})
+	})
+}
+
+// shareByFile is Share by a file.
+func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error) {
+	m, fd := mapped{d: d.alone(), bytes: C.size_t(bytes)}, C.int(-1)
+	err := d.withFiles("cannot share memory of the device by a file", func(on []C.CUdevice) error {
+		return m.create(C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, on, func(memory C.CUmemGenericAllocationHandle) error {
+			return failed(C.export_file(memory, &fd))
+		})
 	})
 	if err != nil {
-		return nil, s, err
+		if fd >= 0 {
+			_ = unix.Close(int(fd))
+		}
+		return nil, device.Shared{}, err
 	}
-	return m, s, nil
+	return m, device.Shared{File: int(fd), Bytes: uint64(m.bytes)}, nil
 }
 
 // openFile is OpenShared of a file.
 func (d *Driver) openFile(s device.Shared) (device.Memory, error) {
 	m := mapped{d: d.alone(), bytes: C.size_t(s.Bytes)}
-	err := d.doRelaxed("cannot open memory that another process shares by a file", func() error {
-		if err := d.hasFiles(); err != nil {
-			return err
-		}
-		on, err := cu.GetDevice(d.index)
-		if err != nil {
-			return err
-		}
+	err := d.withFiles("cannot open memory that another process shares by a file", func(on []C.CUdevice) error {
 		var memory C.CUmemGenericAllocationHandle
 		if err := failed(C.import_file(C.int(s.File), &memory)); err != nil {
 			return err
 		}
 		defer C.cuMemRelease(memory)
-		return failed(C.map_memory(C.CUdevice(on), memory, m.bytes, &m.at))
+		return m.place(on, memory)
 	})
 	if err != nil {
 		return nil, err

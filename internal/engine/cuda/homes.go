@@ -87,28 +87,23 @@ func (l lodging) leave() {
 }
 
 // registrations has the arenas that are registered with the driver, those of this process and of peers. All devices of the process use
-// them.
-var registrations struct {
-	mu    sync.Mutex
-	known map[shmem.Nonce]device.Memory
-}
+// them. A registration that has failed is tried again.
+var registrations = device.Once[shmem.Nonce, *shmem.Mapping]{Retries: true}
 
 // registered returns the address for the device of a place in an arena, which the first call for the arena registers. It keeps the mapping.
 func registered(d driver, m *shmem.Mapping, place shmem.Range) (uintptr, error) {
 	page := int64(os.Getpagesize())
-	registrations.mu.Lock()
-	defer registrations.mu.Unlock()
-	known := registrations.known[m.Nonce()]
-	if known == nil {
-		var err error
-		if known, err = d.Register(m.Bytes(shmem.Range{Off: page, Len: m.Size() - page})); err != nil {
-			return 0, err
+	all := func(m *shmem.Mapping) []byte { return m.Bytes(shmem.Range{Off: page, Len: m.Size() - page}) }
+	known, err := registrations.Get(m.Nonce(), func() (*shmem.Mapping, error) {
+		err := d.Register(all(m))
+		if err == nil {
+			m.Keep()
 		}
-		if registrations.known == nil {
-			registrations.known = map[shmem.Nonce]device.Memory{}
-		}
-		registrations.known[m.Nonce()] = known
-		m.Keep()
+		return m, err
+	})
+	if err != nil {
+		return 0, err
 	}
-	return known.Address() + uintptr(place.Off-page), nil
+	address, err := d.AddressOf(all(known))
+	return address + uintptr(place.Off-page), err
 }

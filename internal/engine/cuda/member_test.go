@@ -26,6 +26,8 @@ type fakeDriver struct {
 	list     []string
 	released atomic.Int32
 
+	apart uintptr // its addresses of host memory are as far from those of the host
+
 	refuses, refusesToOpen map[device.Sharing]error
 }
 
@@ -67,8 +69,10 @@ func (d *fakeDriver) OpenShared(s device.Shared, how device.Sharing) (device.Mem
 	return fakeMemory{d, 0x2000}, nil
 }
 
-func (d *fakeDriver) Register(memory []byte) (device.Memory, error) {
-	return fakeMemory{d, uintptr(unsafe.Pointer(unsafe.SliceData(memory)))}, nil
+func (d *fakeDriver) Register([]byte) error { return nil }
+
+func (d *fakeDriver) AddressOf(memory []byte) (uintptr, error) {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(memory))) + d.apart, nil
 }
 
 func (d *fakeDriver) CopyWithin(device.Stream, uintptr, uintptr, uint64) error {

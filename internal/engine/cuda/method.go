@@ -16,10 +16,10 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
 	"sagecomm/internal/device/cuda"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/procwatch"
@@ -62,22 +62,22 @@ func (m *Method) Name() string { return "cuda" }
 // Vendor implements vendor.Method.
 func (m *Method) Vendor() string { return "cuda" }
 
-// early has a *sync.Once for each device for which Early was called.
-var early sync.Map
+// early has the devices for which Early was called.
+var early device.Once[coll.Device, struct{}]
 
-// Early implements vendor.Early.
+// Early implements vendor.Early. It loads the kernels.
 func (m *Method) Early(on coll.Device) {
 	if on.Type != coll.CUDA {
 		return
 	}
-	once, known := early.Load(on)
-	if !known {
-		once, _ = early.LoadOrStore(on, new(sync.Once))
+	if _, known, _ := early.Known(on); known {
+		return
 	}
-	once.(*sync.Once).Do(func() {
+	_, _ = early.Get(on, func() (none struct{}, err error) {
 		if d, err := m.open(on.Index); err == nil {
 			_ = d.LoadKernels()
 		}
+		return none, nil
 	})
 }
 

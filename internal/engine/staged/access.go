@@ -1,8 +1,6 @@
 package staged
 
 import (
-	"maps"
-	"sync"
 	"sync/atomic"
 
 	"sagecomm/internal/coll"
@@ -98,81 +96,44 @@ type trial struct {
 	name     string                        // of the runtime in the framework's streams
 	err      error                         // why the streams cannot be used
 	stream   atomic.Pointer[device.Stream] // with which that was tried, for inputs; nil: an engine has it
-	aside    reserve                       // streams of the framework, for p2p operations for which none of the runtime waits
-}
-
-// reserve has streams of a framework that were made with the first operation on a device: a framework that makes one may wait for the
-// device, and so for streams that wait for peers.
-type reserve struct {
-	mu      sync.Mutex
-	streams []device.Stream
+	aside    device.Reserve                // streams of the framework, for p2p operations for which none of the runtime waits
 }
 
 // reserveSize is how many streams of a framework are made ahead: two for each stream of the caller that has p2p operations.
 const reserveSize = 2 * mostOrigins
 
-// fill makes the streams. An error comes again when a stream is needed that was not made.
-func (r *reserve) fill(b *bridge.Bridge) {
-	for range reserveSize {
-		s, err := b.NewStream(device.Inputs)
-		if err != nil {
-			return
-		}
-		r.streams = append(r.streams, s)
-	}
-}
-
 // aside is a bridge whose streams were made ahead, as long as there are some.
 type aside struct {
 	*bridge.Bridge
-	reserve *reserve
+	reserve *device.Reserve
 }
 
 // NewStream implements device.Runtime.
 func (a *aside) NewStream(role device.Role) (device.Stream, error) {
-	a.reserve.mu.Lock()
-	defer a.reserve.mu.Unlock()
-	if len(a.reserve.streams) == 0 {
-		return a.Bridge.NewStream(role)
-	}
-	s := a.reserve.streams[0]
-	a.reserve.streams = a.reserve.streams[1:]
-	return s, nil
+	return a.reserve.Take(func() (device.Stream, error) { return a.Bridge.NewStream(role) })
 }
 
-var (
-	trials atomic.Pointer[map[coll.Device]*trial] // replaced as a whole, since each operation reads it
-	trying sync.Mutex
-)
+// trials has the trial of each device, which the first operation makes. A trial has an error if the runtime does not open or gives no
+// stream; the next operation makes it again.
+var trials = device.Once[coll.Device, *trial]{Retries: true}
 
-func knownTrial(on coll.Device) (*trial, bool) {
-	if known := trials.Load(); known != nil {
-		of, ok := (*known)[on]
-		return of, ok
-	}
-	return nil, false
-}
-
-// tried returns the trial of a device. The first call makes it. The error is that of a runtime that does not open or gives no stream,
-// after which the next call tries again.
 func tried(v vendors.Vendor, b *bridge.Bridge, on coll.Device) (*trial, error) {
-	if known, ok := knownTrial(on); ok {
-		return known, nil
+	if of, known, err := trials.Known(on); known {
+		return of, err
 	}
-	trying.Lock()
-	defer trying.Unlock()
-	if known, ok := knownTrial(on); ok {
-		return known, nil
-	}
+	return trials.Get(on, func() (*trial, error) { return try(v, b, on) })
+}
+
+func try(v vendors.Vendor, b *bridge.Bridge, on coll.Device) (*trial, error) {
 	rt, err := v.Open(on.Index)
 	if err != nil {
 		return nil, err
 	}
-	try := handles
+	how := handles
 	if on.Type == coll.CUDA {
-		try = adopt
+		how = adopt
 	}
-	s, unusable, err := try(rt, b)
+	s, unusable, err := how(rt, b)
 	if err != nil {
 		return nil, err
 	}
@@ -182,14 +143,11 @@ func tried(v vendors.Vendor, b *bridge.Bridge, on coll.Device) (*trial, error) {
 	if unusable == nil {
 		of.stream.Store(&s)
 		if on.Type == coll.CUDA {
-			of.aside.fill(b)
+			for range reserveSize {
+				of.aside.Add(func() (device.Stream, error) { return b.NewStream(device.Inputs) })
+			}
 		}
 	}
-	more := map[coll.Device]*trial{on: of}
-	if known := trials.Load(); known != nil {
-		maps.Copy(more, *known)
-	}
-	trials.Store(&more)
 	return of, nil
 }
 

@@ -13,13 +13,13 @@ import (
 
 // ComeBehind makes the next collectives of this engine wait for what another stream holds now.
 func (e *Engine) ComeBehind(rt device.Launcher, on coll.Device, other device.Stream) error {
+	s, err := e.streamsOn(rt, place{on, rt.Name()})
+	if err != nil {
+		return err
+	}
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	s, err := e.streamsOn(rt, place{on, rt.Name()})
-	if err == nil {
-		err = rt.Order(other, s.in)
-	}
-	return err
+	return rt.Order(other, s.in)
 }
 
 // GoBefore makes another stream wait for the collectives of this engine so far.

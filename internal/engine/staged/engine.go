@@ -47,6 +47,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 			p.Program.Free()
 		}
 	}()
+	e.Begin(op.Device)
 	b, err := e.open(call, op)
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
@@ -60,9 +61,9 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(owner, memory)
+	s, err := e.streamsOn(b, place{op.Device, b.Name()})
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	s, err := e.streamsOn(b, place{op.Device, b.Name()})
 	if waits && err == nil {
 		err = e.comeBehindOutputs(b, place{op.Device, b.Name()}, s, &l)
 	}
@@ -83,6 +84,12 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	return err
 }
 
+// Begin makes the calls that wait for the device, if this is its first operation. See Pool.Early.
+func (e *Engine) Begin(on coll.Device) { e.pool.begin(on) }
+
+// Early is Pool.Early of the engine's pool.
+func (e *Engine) Early(name string, f func(on coll.Device)) { e.pool.Early(name, f) }
+
 func (e *Engine) errorOf(op coll.Op, err error) error {
 	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: %w", op.Name(), e.rank, op.Device, err)
 }
@@ -92,16 +99,31 @@ func writes(op coll.Op, rank int) bool {
 	return op.Writes(rank) && (op.Kind != coll.Broadcast || op.Root != rank)
 }
 
-// streamsOn returns the streams of this engine on a device.
-// Requires: issuing.
-func (e *Engine) streamsOn(rt device.Runtime, on place) (s *streams, err error) {
-	s, known := e.streams[on]
-	if !known {
-		if s, err = e.pool.takeStreams(rt, on); err == nil {
-			e.streams[on] = s
-		}
+// streamsOn returns the streams of this engine on a device. It makes them without a lock.
+func (e *Engine) streamsOn(rt device.Runtime, on place) (*streams, error) {
+	if s := e.collectiveStreams(on, nil); s != nil {
+		return s, nil
 	}
-	return s, err
+	made, err := e.pool.takeStreams(rt, on)
+	if err != nil {
+		return nil, err
+	}
+	s := e.collectiveStreams(on, made)
+	if s != made { // another thread was faster
+		e.pool.giveStreams(on, made)
+	}
+	return s, nil
+}
+
+// collectiveStreams returns the streams of collectives on a device. If there are none yet, they are those that were made, which may be nil.
+func (e *Engine) collectiveStreams(on place, made *streams) *streams {
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
+	if s := e.streams[on]; s != nil || made == nil {
+		return s
+	}
+	e.streams[on] = made
+	return made
 }
 
 // enqueue queues the commands of an operation: all of them where streams can wait.

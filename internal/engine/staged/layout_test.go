@@ -15,7 +15,6 @@ import (
 type heap []byte
 
 func (h heap) Address() unsafe.Pointer { return unsafe.Pointer(&h[0]) }
-func (h heap) Release()                {}
 
 // found returns where a run finds a byte of a side.
 func found(list []runner.Segment, at uint64) uintptr {

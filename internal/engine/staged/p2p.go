@@ -31,19 +31,12 @@ const (
 // of their own, which no collective uses either. InputReady of a recv says that the stream has come past the earlier users of its
 // output.
 func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
+	e.Begin(op.Device)
 	b, err := e.open(call, op)
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
 	}
-	e.issuing.Lock()
-	defer e.issuing.Unlock()
-	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
-	if f, ok := b.(frameworkStreams); ok && op.Kind == coll.Recv {
-		if from.sender = op.Root; !e.waitsForSender(op, from) {
-			b = f.alone()
-			from = origin{place{op.Device, b.Name()}, op.Stream, -1}
-		}
-	}
+	b, from := e.accessFor(b, op)
 	l, owner := layoutOf(call.In(), call.Out(), op.Writes(e.rank)), source{op.Device.Type, b.Name()}
 	memory, err := e.pool.acquire(b, owner, l.bytes)
 	if err != nil {
@@ -51,6 +44,8 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	}
 	defer e.pool.release(owner, memory)
 	s, err := e.streamsFor(b, from, op.Root)
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
 	if err == nil {
 		err = enqueue(b, memory, &l, s)
 	}
@@ -63,6 +58,26 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 		memory.words.Open()
 	}
 	return err
+}
+
+// accessFor returns the access by which an operation is carried out, and what its streams are for. A stream for a sender is e.p2p's from now
+// on, with nil until it is made.
+func (e *Engine) accessFor(b device.Access, op coll.Op) (device.Access, origin) {
+	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
+	f, ok := b.(frameworkStreams)
+	if !ok || op.Kind != coll.Recv {
+		return b, from
+	}
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
+	if from.sender = op.Root; !e.waitsForSender(op, from) {
+		b = f.alone()
+		return b, origin{place{op.Device, b.Name()}, op.Stream, -1}
+	}
+	if _, known := e.p2p[from]; !known {
+		e.p2p[from] = nil
+	}
+	return b, from
 }
 
 // waitsForSender reports whether a stream may wait for a recv. It holds up the recvs behind it in that stream, whose senders may
@@ -88,20 +103,36 @@ func (e *Engine) streamsInUse(from origin) (n int) {
 	return n
 }
 
-// streamsFor returns the streams for p2p operations of a stream of the caller with a peer.
-// Requires: issuing.
+// streamsFor returns the streams for p2p operations of a stream of the caller with a peer. It makes them without a lock.
 func (e *Engine) streamsFor(b device.Access, from origin, peer int) (*streams, error) {
-	if s, known := e.p2p[from]; known {
+	if s := e.knownStreams(from, peer, nil); s != nil {
 		return s, nil
 	}
-	if from.sender < 0 && e.streamsInUse(from) >= mostOrigins {
-		return e.sharedStreams(from.place, peer), nil
+	made, err := e.pool.takeStreams(b, from.place)
+	if err != nil {
+		return nil, err
 	}
-	s, err := e.pool.takeStreams(b, from.place)
-	if err == nil {
-		e.p2p[from] = s
+	s := e.knownStreams(from, peer, made)
+	if s != made { // another thread was faster
+		e.pool.giveStreams(from.place, made)
 	}
-	return s, err
+	return s, nil
+}
+
+// knownStreams returns the streams for an origin. If it has none yet, it gets those that were made, which may be nil.
+func (e *Engine) knownStreams(from origin, peer int, made *streams) *streams {
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
+	s, known := e.p2p[from]
+	switch {
+	case s != nil:
+		return s
+	case !known && from.sender < 0 && e.streamsInUse(from) >= mostOrigins:
+		return e.sharedStreams(from.place, peer)
+	case made != nil:
+		e.p2p[from] = made
+	}
+	return made
 }
 
 // sharedStreams returns the streams of another caller's stream, always the same ones for a peer.
@@ -120,7 +151,9 @@ func (e *Engine) sharedStreams(on place, peer int) *streams {
 // closeP2P gives the streams back. Requires: issuing.
 func (e *Engine) closeP2P() {
 	for from, s := range e.p2p {
-		e.pool.giveStreams(from.place, s)
+		if s != nil {
+			e.pool.giveStreams(from.place, s)
+		}
 	}
 	clear(e.p2p)
 }

@@ -1,6 +1,7 @@
 package staged
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,12 +21,35 @@ type Pool struct {
 	busy    map[source][]*block       // used by an operation, or by copies that are still queued
 	streams map[place][]*streams      // of groups that are gone
 	single  map[place][]device.Stream // for inputs, after errors for the ones for outputs
+
+	early atomic.Pointer[map[string]func(coll.Device)] // replaced as a whole, under mu, since each operation reads it
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
 	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]*streams{},
 		single: map[place][]device.Stream{}}
+}
+
+// Early adds calls that wait for the device, under a name. They are made before an operation on it, because a stream of the operation may
+// wait for a peer. What f does at its second call for a device costs each operation. The first f of a name counts.
+func (p *Pool) Early(name string, f func(on coll.Device)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	more := map[string]func(coll.Device){name: f}
+	if known := p.early.Load(); known != nil {
+		maps.Copy(more, *known)
+	}
+	p.early.Store(&more)
+}
+
+// begin makes the calls that come before an operation on a device.
+func (p *Pool) begin(on coll.Device) {
+	if calls := p.early.Load(); calls != nil {
+		for _, f := range *calls {
+			f(on)
+		}
+	}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.

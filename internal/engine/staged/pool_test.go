@@ -15,7 +15,6 @@ import (
 type pinnedWords []uint64
 
 func (p pinnedWords) Address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p)) }
-func (p pinnedWords) Release()                {}
 
 // pinning makes pinned memory, and streams until one of a role fails.
 type pinning struct {

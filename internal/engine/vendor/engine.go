@@ -73,27 +73,15 @@ var (
 // New returns the engine of a device lane. others carries out the operations that the method does not support. without is that engine,
 // or one that was made with it.
 func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
+	if m, ok := method.(Early); ok {
+		others.Early(method.Name(), m.Early)
+	}
 	return &Engine{Engine: others, without: without, group: g, method: method, pool: pool, open: open, issuing: newTurn(),
 		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}}
 }
 
 // Name implements engine.Engine.
 func (e *Engine) Name() string { return e.method.Name() }
-
-// IssueP2P implements engine.P2P. Streams wait for the operation, so what waits for the device comes before it.
-func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
-	e.early(op.Device)
-	return e.Engine.IssueP2P(call, op)
-}
-
-func (e *Engine) early(on coll.Device) {
-	if m, ok := e.method.(Early); ok {
-		m.Early(on)
-	}
-	if w, ok := e.without.(*Engine); ok {
-		w.early(on)
-	}
-}
 
 // Prepare implements engine.Engine. The first collective on a device makes the communicator, which waits for all ranks.
 func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) {

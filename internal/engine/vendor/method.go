@@ -30,9 +30,10 @@ type Method interface {
 	Join(j Joining) (m Member, why, err error)
 }
 
-// Early is a Method with calls in Join that wait for the device, which might wait for a peer by then.
+// Early is a Method with calls that wait for the device. Where streams wait for peers by then, they could wait for ever. So they come
+// before the first operation of the process on the device, whichever engine carries it out and whether it is a collective or not.
 type Early interface {
-	// Early makes these calls. Those that fail are made again in Join.
+	// Early makes these calls, at its first call for the device. Join finds out whether they have failed.
 	Early(on coll.Device)
 }
 

@@ -15,7 +15,7 @@ import (
 // Pool keeps the gates and the streams of all groups of the process. They outlive the groups, because a stream lives as long as
 // the process, and kernels may still be queued when the group that launched them is gone.
 type Pool struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // nobody holds it in a call of the device, which may wait: it would hold up all groups
 	gates   map[source]*gates
 	streams map[place][]device.Stream // that no communicator has
 
@@ -70,6 +70,23 @@ const slabBytes = 64 << 10
 
 // takeGate returns a gate whose words are 0. It is in use until the device has written both of its words and the run has ended.
 func (p *Pool) takeGate(rt device.Runtime, of source) (use, error) {
+	if u, ok := p.idleGate(of, nil); ok {
+		return u, nil
+	}
+	memory, err := rt.Pin(slabBytes)
+	if err != nil {
+		return use{}, err
+	}
+	var more []*gate
+	for at := uintptr(0); at+runner.GateBytes <= slabBytes; at += runner.GateBytes {
+		more = append(more, &gate{GateWords: (*runner.GateWords)(unsafe.Add(memory.Address(), at))})
+	}
+	u, _ := p.idleGate(of, more)
+	return u, nil
+}
+
+// idleGate takes out a gate that nobody uses, having added some.
+func (p *Pool) idleGate(of source, more []*gate) (u use, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.gates[of]
@@ -77,6 +94,7 @@ func (p *Pool) takeGate(rt device.Runtime, of source) (use, error) {
 		g = &gates{}
 		p.gates[of] = g
 	}
+	g.idle = append(g.idle, more...)
 	if len(g.idle) == 0 {
 		left := g.busy[:0]
 		for _, w := range g.busy {
@@ -89,20 +107,14 @@ func (p *Pool) takeGate(rt device.Runtime, of source) (use, error) {
 		g.busy = left
 	}
 	if len(g.idle) == 0 {
-		memory, err := rt.Pin(slabBytes)
-		if err != nil {
-			return use{}, err
-		}
-		for at := uintptr(0); at+runner.GateBytes <= slabBytes; at += runner.GateBytes {
-			g.idle = append(g.idle, &gate{GateWords: (*runner.GateWords)(unsafe.Add(memory.Address(), at))})
-		}
+		return use{}, false
 	}
 	w := g.idle[len(g.idle)-1]
 	g.idle = g.idle[:len(g.idle)-1]
 	g.busy = append(g.busy, w)
 	number := w.uses.Add(1)
 	w.Reset()
-	return use{w, number}, nil
+	return use{w, number}, true
 }
 
 // giveGate takes a gate back that no run and no device has.
@@ -116,14 +128,20 @@ func (p *Pool) giveGate(of source, u use) {
 
 // takeStream returns a stream that a communicator has given back, or makes one.
 func (p *Pool) takeStream(rt device.Runtime, of place) (device.Stream, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if n := len(p.streams[of]); n > 0 {
-		s := p.streams[of][n-1]
-		p.streams[of] = p.streams[of][:n-1]
+	if s, ok := p.givenStream(of); ok {
 		return s, nil
 	}
 	return rt.NewStream(device.Inputs)
+}
+
+func (p *Pool) givenStream(of place) (s device.Stream, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.streams[of]); n > 0 {
+		s, p.streams[of] = p.streams[of][n-1], p.streams[of][:n-1]
+		return s, true
+	}
+	return s, false
 }
 
 // giveStream takes a stream back. Requires: what it holds ends by itself.

@@ -70,7 +70,6 @@ func (m *memories) Pin(bytes uint64) (p device.Pinned, err error) {
 type slab []byte
 
 func (s slab) Address() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(s)) }
-func (s slab) Release()                {}
 
 // carryOut does what a device and a run do with a gate.
 func carryOut(u use) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "driver.hpp"
 
@@ -42,7 +43,7 @@ using MemoryPointer = std::shared_ptr<Memory>;
 struct Mapping {
   MemoryPointer memory;
   size_t size = 0;
-  bool accessible = false;
+  std::set<int> devices;  // that have access; the emulator lets all of them use what one can
 };
 
 std::mutex mutex;  // held in no call of the emulator that waits for streams or holds up other threads
@@ -173,7 +174,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAlloca
   REQUIRE(size > 0 && size % granularity == 0 && size <= memory->name.size, CUDA_ERROR_INVALID_VALUE);
   std::lock_guard lock(mutex);
   REQUIRE(reserved(at, size) && mappings.count(at) == 0, CUDA_ERROR_INVALID_VALUE);
-  mappings[at] = {memory, size, false};
+  mappings[at] = {memory, size, {}};
   return CUDA_SUCCESS;
 }
 
@@ -185,10 +186,23 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *acce
           CUDA_ERROR_NOT_SUPPORTED);
   std::lock_guard lock(mutex);
   auto found = mappings.find(at);
-  REQUIRE(found != mappings.end() && found->second.size == size && !found->second.accessible, CUDA_ERROR_INVALID_VALUE);
-  CUresult status = result(emulator::map_memory(found->second.memory->name.handle, pointer(at), size));
-  found->second.accessible = status == CUDA_SUCCESS;
+  REQUIRE(found != mappings.end() && found->second.size == size, CUDA_ERROR_INVALID_VALUE);
+  CUresult status = CUDA_SUCCESS;
+  if (found->second.devices.empty())
+    status = result(emulator::map_memory(found->second.memory->name.handle, pointer(at), size));
+  if (status == CUDA_SUCCESS) found->second.devices.insert(accesses->location.id);
   return status;
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at) {
+  BEGIN;
+  REQUIRE(flags != nullptr && location != nullptr, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(location->type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
+  std::lock_guard lock(mutex);
+  auto found = mappings.find(at);
+  REQUIRE(found != mappings.end(), CUDA_ERROR_INVALID_VALUE);
+  *flags = found->second.devices.count(location->id) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
@@ -199,7 +213,7 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
   const Mapping mapping = found->second;
   mappings.erase(found);
   lock.unlock();
-  return mapping.accessible ? result(emulator::unmap_memory(pointer(at))) : CUDA_SUCCESS;
+  return !mapping.devices.empty() ? result(emulator::unmap_memory(pointer(at))) : CUDA_SUCCESS;
 }
 
 }  // extern "C"
