@@ -134,7 +134,7 @@ typedef struct sagecomm_copy {
 
 /* What the library needs of the framework that owns the buffers of an operation on a device (torch: c10's streams and
  * events). All functions concern the device of that operation. They are called on the thread that calls issue(), before
- * issue() returns, except for unpin(). They queue commands and wait for no device. They return 0, or -1 with a text in
+ * issue() returns. They queue commands and wait for no device. They return 0, or -1 with a text in
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
   uint32_t struct_size; /* sizeof(sagecomm_bridge) */
@@ -146,7 +146,7 @@ typedef struct sagecomm_bridge {
   int32_t (*make_stream)(void *ctx, uint64_t *stream, char *why, size_t why_n);
   /* Allocates pinned host memory, aligned to 256 bytes. */
   int32_t (*pin)(void *ctx, uint64_t bytes, void **memory, void **owner, char *why, size_t why_n);
-  /* Gives pinned memory back, on any thread. Requires: no queued command uses it. */
+  /* Gives pinned memory back. It is not called, and may be NULL: a driver that frees such memory may wait for the device. */
   void (*unpin)(void *owner);
   /* Makes the stream wait for what the caller's stream holds now. */
   int32_t (*fork)(void *ctx, uint64_t stream, char *why, size_t why_n);

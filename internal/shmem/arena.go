@@ -204,6 +204,20 @@ func (a *Arena) Publish(methods []Method) (Descriptor, error) {
 	return a.desc, nil
 }
 
+// Withdraw ends the socket server, so that peers that have not attached over it cannot. Publish starts another one.
+func (a *Arena) Withdraw() {
+	a.mu.Lock()
+	s := a.server
+	if !a.closed { // else Close stops it
+		a.server, a.desc.Socket = nil, ""
+	}
+	closed := a.closed
+	a.mu.Unlock()
+	if s != nil && !closed {
+		s.stop()
+	}
+}
+
 // Unlink removes the name of a Tmpfs arena. The owner calls it as soon as all peers have attached or have failed to. From then on
 // no file is left in the directory, however the processes end. Unlink may be called again; for other kinds it does nothing.
 func (a *Arena) Unlink() error {

@@ -36,7 +36,6 @@ from device_nccl import (
 )
 
 CHUNK = 2 << 20  # bytes of a slot
-ARENA = 8 * CHUNK  # memory of the device that a group takes on each rank, that of graphs included
 TWO_SHOT = 2 << 20  # bytes: so long all_reduces of more than two ranks have two rounds
 
 
@@ -408,19 +407,19 @@ def explained(rank: int, size: int, store: str, devices: int) -> list[str]:
     return tables
 
 
-def many_communicators(rank: int, size: int, store: str) -> int:
-    """Groups that are destroyed give the memory of the device back. Returns the bytes that are in use afterwards."""
+def many_communicators(rank: int, size: int, store: str, groups: int, bound: int) -> int:
+    """Groups that are destroyed leave memory of the device. Returns the bytes that are in use afterwards."""
     join_group(rank, size, store, 0)
     x = host(rank, torch.float32).to(device())
     dist.all_reduce(x)
     free = torch.cuda.mem_get_info()[0]
-    for _ in range(4):
+    for _ in range(groups):
         group = dist.new_group(backend="sagecomm")
         dist.all_reduce(x, group=group)
         dist.destroy_process_group(group)
     # A group's memory is given back when all ranks have closed it, and one of them makes or destroys another group.
     for _ in range(2000):
-        if free - torch.cuda.mem_get_info()[0] <= ARENA:
+        if free - torch.cuda.mem_get_info()[0] <= bound:
             break
         time.sleep(0.005)
     return free - torch.cuda.mem_get_info()[0]

@@ -234,14 +234,17 @@ func (m *member) Free() {
 			return
 		}
 	}
-	m.slots.release()
-	if m.allSaid() {
+	said := m.allSaid()
+	if said || m.slots.on == "" {
+		m.slots.release()
+	}
+	if said {
 		m.lodging.leave()
 	}
 }
 
-// allSaid reports whether all peers have said that they use nothing of this rank. What the stream of a dead one has queued may still write to
-// the inbox, whose place no other group gets then.
+// allSaid reports whether all peers have said that they use nothing of this rank. What the stream of a dead one has queued may still use
+// the inbox and the slots, which no other group gets then.
 func (m *member) allSaid() bool {
 	for _, rank := range m.otherRanks() {
 		if m.own.load(closed, rank) == 0 {

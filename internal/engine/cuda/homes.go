@@ -21,6 +21,29 @@ const (
 type home struct {
 	arena *shmem.Arena
 	left  shmem.Range // that no group has had
+
+	publishing sync.Mutex
+	joins      int // whose peers map the arena; guarded by publishing
+}
+
+// publish makes the arena reachable for the peers of a join.
+func (h *home) publish(methods []shmem.Method) (shmem.Descriptor, error) {
+	h.publishing.Lock()
+	defer h.publishing.Unlock()
+	o, err := h.arena.Publish(methods)
+	if err == nil {
+		h.joins++
+	}
+	return o, err
+}
+
+// joined ends what publish began. When no peer of any join has yet to map the arena, nobody can reach it over a socket.
+func (h *home) joined() {
+	h.publishing.Lock()
+	defer h.publishing.Unlock()
+	if h.joins--; h.joins == 0 {
+		h.arena.Withdraw()
+	}
 }
 
 // homes has all of them.
@@ -63,7 +86,7 @@ func lodge(bytes int64) (lodging, error) {
 		_ = arena.Close()
 		return lodging{}, err
 	}
-	h := &home{arena, left}
+	h := &home{arena: arena, left: left}
 	homes.list = append(homes.list, h)
 	return h.divide(bytes), nil
 }

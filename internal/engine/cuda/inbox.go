@@ -60,7 +60,7 @@ func (b *inbox) store(w word, peer int, value uint32) {
 // void returns the word of line 0.
 func (b *inbox) void() *uint32 { return b.line(0) }
 
-// makeInbox makes this rank's inbox, and what its peers need to map it.
+// makeInbox makes this rank's inbox, and what its peers need to map it. The caller calls joined of its home.
 func makeInbox(d driver, size int, methods []shmem.Method) (b inbox, at lodging, o shmem.Descriptor, err error) {
 	if at, err = lodge(inboxBytes(size)); err != nil {
 		return b, at, o, err
@@ -72,8 +72,8 @@ func makeInbox(d driver, size int, methods []shmem.Method) (b inbox, at lodging,
 			b.store(tokenOf(left, slot), peer, 1) // no peer reads a slot yet
 		}
 	}
-	if o, err = at.home.arena.Publish(methods); err == nil {
-		b.address, err = registered(d, at.home.arena.Mapping(), at.place)
+	if b.address, err = registered(d, at.home.arena.Mapping(), at.place); err == nil {
+		o, err = at.home.publish(methods)
 	}
 	if err != nil {
 		at.leave()

@@ -52,7 +52,8 @@ type member struct {
 // peer is what this process has of a rank.
 type peer struct {
 	process  shmem.Descriptor
-	imported device.Memory // nil: not opened, or this rank's
+	imported device.Memory // nil: not opened by a file, or this rank's
+	handled  device.Memory // nil: not opened by a handle; the process keeps it
 	slots    uintptr       // address of the slots
 	inbox    inbox
 }

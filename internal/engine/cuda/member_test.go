@@ -23,8 +23,9 @@ import (
 // fakeDriver has the host's memory for a device. It notes what is queued, and releases.
 type fakeDriver struct {
 	driver
-	list     []string
-	released atomic.Int32
+	list           []string
+	released       atomic.Int32
+	shared, opened atomic.Int32
 
 	apart uintptr // its addresses of host memory are as far from those of the host
 
@@ -39,12 +40,16 @@ type fakeMemory struct {
 func (m fakeMemory) Address() uintptr { return m.at }
 func (m fakeMemory) Release()         { m.of.released.Add(1) }
 
+// Identity is that of a device that no other driver has: what one test leaves to later groups is not for another test.
+func (d *fakeDriver) Identity() (string, error) { return fmt.Sprintf("%p", d), nil }
+
 func (d *fakeDriver) LoadKernels() error { return nil }
 
 func (d *fakeDriver) Share(bytes uint64, how device.Sharing) (device.Memory, device.Shared, error) {
 	if err := d.refuses[how]; err != nil {
 		return nil, device.Shared{}, err
 	}
+	d.shared.Add(1)
 	s := device.Shared{Bytes: bytes}
 	if how == device.ByFile {
 		fd, err := unix.MemfdCreate("slots", unix.MFD_CLOEXEC)
@@ -66,6 +71,7 @@ func (d *fakeDriver) OpenShared(s device.Shared, how device.Sharing) (device.Mem
 			return nil, fmt.Errorf("%s is not the file of slots: %w", name, err)
 		}
 	}
+	d.opened.Add(1)
 	return fakeMemory{d, 0x2000}, nil
 }
 

@@ -135,6 +135,9 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 	if why == nil {
 		member, mine, why = newMember(d, j.Rank, j.Size, m.methods, m.links.Choose(j.Seats, SlotBytes))
 	}
+	if why == nil {
+		defer member.lodging.home.joined()
+	}
 	mine.Failed = why != nil
 	offers, err := allOf(j, "memory of cuda", mine)
 	for _, o := range offers {

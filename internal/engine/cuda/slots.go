@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -13,8 +14,9 @@ import (
 )
 
 // This file shares the slots. All ranks share theirs in one way, which they try one after the other: by open files, and, if any rank cannot
-// share or open one, by handles of legacy IPC. Handles mean nothing in another PID namespace, as in containers of their own, and to give
-// back memory that has one waits for the device. Files are handed over by SCM_RIGHTS: it needs the same network namespace only, where
+// share or open one, by handles of legacy IPC. Handles mean nothing in another PID namespace, as in containers of their own. To give back
+// or to close memory that has one waits for the device, and so for streams that wait for peers: such memory is kept until the process ends,
+// and later groups have it. Files are handed over by SCM_RIGHTS: it needs the same network namespace only, where
 // pidfd_getfd would need the PID namespace as well, and the right to trace the other process.
 
 var ways = []device.Sharing{device.ByFile, device.ByHandle}
@@ -24,6 +26,53 @@ type shared struct {
 	memory   device.Memory   // nil: none
 	file     int             // 0: none
 	handover *shmem.Handover // of the file
+	handle   device.Shared   // ByHandle
+	on       string          // the device of handle
+}
+
+// handles has the memory that has a handle.
+var handles struct {
+	mu     sync.Mutex
+	idle   map[string][]shared // that no group has, by device
+	opened device.Once[openedHandle, device.Memory]
+}
+
+func init() { handles.opened.Retries = true }
+
+// openedHandle is memory of another process, for a device. A handle may come back in another process with the number of one that is gone.
+type openedHandle struct {
+	on     string
+	of     shmem.Nonce
+	handle string
+	offset uint64
+}
+
+// shareByHandle makes slots that have a handle, or returns those that another group had.
+func (m *member) shareByHandle() (s shared, err error) {
+	on, err := m.d.Identity()
+	if err != nil {
+		return s, err
+	}
+	handles.mu.Lock()
+	if idle := handles.idle[on]; len(idle) > 0 {
+		s, handles.idle[on] = idle[len(idle)-1], idle[:len(idle)-1]
+		handles.mu.Unlock()
+		return s, nil
+	}
+	handles.mu.Unlock()
+	s.on = on
+	s.memory, s.handle, err = m.d.Share(allSlots+capturedSlots, device.ByHandle)
+	return s, err
+}
+
+// openHandle opens slots of a peer that have a handle, once for all groups.
+func (m *member) openHandle(p *peer, o device.Shared) (device.Memory, error) {
+	on, err := m.d.Identity()
+	if err != nil {
+		return nil, err
+	}
+	of := openedHandle{on, p.process.Nonce, string(o.Handle), o.Offset}
+	return handles.opened.Get(of, func() (device.Memory, error) { return m.d.OpenShared(o, device.ByHandle) })
 }
 
 // slotsOffer is what peers need to open a rank's slots.
@@ -35,17 +84,19 @@ type slotsOffer struct {
 
 // share makes slots that peers can open.
 func (m *member) share(how device.Sharing) (s shared, o slotsOffer, err error) {
+	if how == device.ByHandle {
+		s, err = m.shareByHandle()
+		return s, slotsOffer{Slots: s.handle}, err
+	}
 	if s.memory, o.Slots, err = m.d.Share(allSlots+capturedSlots, how); err != nil {
 		return shared{}, o, err
 	}
-	if how == device.ByFile {
-		s.file = o.Slots.File
-		if s.handover, err = shmem.HandOver(s.file); err != nil {
-			s.release()
-			return shared{}, o, fmt.Errorf("cannot hand the file of slots over: %w", err)
-		}
-		o.File = s.handover.Offer()
+	s.file = o.Slots.File
+	if s.handover, err = shmem.HandOver(s.file); err != nil {
+		s.release()
+		return shared{}, o, fmt.Errorf("cannot hand the file of slots over: %w", err)
 	}
+	o.File = s.handover.Offer()
 	return s, o, nil
 }
 
@@ -61,13 +112,23 @@ func (s *shared) handedOver() {
 	}
 }
 
-// release gives the memory back. Requires: no peer has it open, and no command uses it.
+// release gives the memory back, to other groups if it has a handle. Requires: no peer uses it, and no command does.
 func (s *shared) release() {
 	s.handedOver()
-	if s.memory != nil {
+	switch {
+	case s.memory == nil:
+		return
+	case s.on == "":
 		s.memory.Release()
-		s.memory = nil
+	default:
+		handles.mu.Lock()
+		defer handles.mu.Unlock()
+		if handles.idle == nil {
+			handles.idle = map[string][]shared{}
+		}
+		handles.idle[s.on] = append(handles.idle[s.on], *s)
 	}
+	s.memory = nil
 }
 
 // openSlots opens the slots of all peers.
@@ -84,8 +145,10 @@ func (m *member) openSlots(offers []slotsOffer, how device.Sharing) error {
 				o.Slots.File, err = shmem.Take(ctx, o.File)
 			}
 		}
-		if err == nil {
+		if err == nil && how == device.ByFile {
 			p.imported, err = m.d.OpenShared(o.Slots, how)
+		} else if err == nil {
+			p.handled, err = m.openHandle(p, o.Slots)
 		}
 		if how == device.ByFile && o.Slots.File > 0 {
 			_ = unix.Close(o.Slots.File)
@@ -93,7 +156,11 @@ func (m *member) openSlots(offers []slotsOffer, how device.Sharing) error {
 		if err != nil {
 			return fmt.Errorf("memory of rank %d (pid %d): %w", rank, p.process.PID, err)
 		}
-		p.slots = p.imported.Address()
+		if p.handled != nil {
+			p.slots = p.handled.Address()
+		} else {
+			p.slots = p.imported.Address()
+		}
 	}
 	return nil
 }
@@ -105,6 +172,7 @@ func (m *member) closeSlots() {
 			p.imported.Release()
 			p.imported = nil
 		}
+		m.peers[rank].handled = nil
 	}
 }
 

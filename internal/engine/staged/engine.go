@@ -87,6 +87,9 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 // Begin makes the calls that wait for the device, if this is its first operation. See Pool.Early.
 func (e *Engine) Begin(on coll.Device) { e.pool.begin(on) }
 
+// Waits reports whether a stream of this engine, of any group of the process, may wait for a peer.
+func (e *Engine) Waits() bool { return e.pool.waits() }
+
 // Early is Pool.Early of the engine's pool.
 func (e *Engine) Early(name string, f func(on coll.Device)) { e.pool.Early(name, f) }
 

@@ -196,6 +196,19 @@ func (p *Pool) sweep(of source) {
 	p.busy[of] = left
 }
 
+// waits reports whether a command that uses a block is queued.
+func (p *Pool) waits() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for of := range p.busy {
+		p.sweep(of)
+		if len(p.busy[of]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // longest returns how long an idle block may be that an operation takes. One that is short never takes a long one: it may be under way for
 // a long time. Requires: mu.
 func (p *Pool) longest(of source, room uint64) uint64 {

@@ -178,8 +178,16 @@ func (c *communicator) abort() {
 	}
 }
 
-// destroy ends a communicator whose kernels are done.
+// quietBound bounds how long the end of a communicator waits for p2p operations and others whose streams wait for peers. It is shorter than
+// libraries wait for peers that come later.
+const quietBound = 2 * time.Second
+
+// destroy ends a communicator whose kernels are done. A library may wait for all streams of the device then, and keep other threads from
+// calling it, so it comes when no stream waits for a peer, as far as that comes soon.
 func (c *communicator) destroy() bool {
+	for end := time.Now().Add(quietBound); c.engine.Waits() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
 	c.joined.Destroy()
 	return true
 }

@@ -151,8 +151,8 @@ func (p *Pool) giveStream(of place, s device.Stream) {
 	p.streams[of] = append(p.streams[of], s)
 }
 
-// exitBound is a little longer than a communicator waits for peers before it is aborted.
-const exitBound = 6 * time.Second
+// exitBound is a little longer than the end of a communicator waits, for streams and then for peers, before it is aborted.
+const exitBound = quietBound + 6*time.Second
 
 // Wait waits until the communicators have ended whose end has begun, for a short time: a process that ends must not take the driver
 // away from them.

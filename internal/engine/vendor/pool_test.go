@@ -171,3 +171,34 @@ func TestKernelsThatStay(t *testing.T) {
 	default:
 	}
 }
+
+// slowPins is a device whose Pin waits.
+type slowPins struct {
+	*memories
+	began, release chan struct{}
+}
+
+func (s *slowPins) Pin(bytes uint64) (device.Pinned, error) {
+	close(s.began)
+	<-s.release
+	return s.memories.Pin(bytes)
+}
+
+// A device that lets a call wait keeps nobody from a gate or a stream of another one.
+func TestNobodyWaitsForAnotherDevice(t *testing.T) {
+	p, slow := NewPool(), &slowPins{newMemories(t), make(chan struct{}), make(chan struct{})}
+	done := make(chan error)
+	go func() {
+		_, err := p.takeGate(slow, source{runtime: "slow"})
+		done <- err
+	}()
+	<-slow.began
+	_, err := p.takeGate(newMemories(t), source{runtime: "other"})
+	require.NoError(t, err)
+	p.giveStream(place{}, device.Stream{Handle: 7})
+	s, err := p.takeStream(slow, place{})
+	require.NoError(t, err)
+	require.EqualValues(t, 7, s.Handle)
+	close(slow.release)
+	require.NoError(t, <-done)
+}

@@ -6,15 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define IS(call, expected)                                                                                \
-  do {                                                                                                    \
-    long long got_ = (long long)(call), expected_ = (long long)(expected);                                \
-    if (got_ != expected_) {                                                                              \
-      fprintf(stderr, "%s:%d: %s is %lld instead of %lld\n", __FILE__, __LINE__, #call, got_, expected_); \
-      exit(1);                                                                                            \
-    }                                                                                                     \
-  } while (0)
-#define OK(call) IS(call, CUDA_SUCCESS)
+#include "expect.h"
 
 static const char head[] =
     ".version 8.0\n"

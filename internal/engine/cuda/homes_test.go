@@ -1,0 +1,82 @@
+package cuda
+
+import (
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/device"
+	"sagecomm/internal/shmem"
+)
+
+// The socket over which peers map inboxes is there while ranks join, and not afterwards.
+func TestInboxesAreReachableInJoins(t *testing.T) {
+	arena, err := shmem.NewArena(shmem.Memfd, homeBytes, "")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, arena.Close()) }()
+	h := &home{arena: arena}
+	reachable := func(socket string) bool {
+		c, err := net.Dial("unix", "@"+socket)
+		if err == nil {
+			err = c.Close()
+		}
+		return err == nil
+	}
+	for range 2 {
+		var socket string
+		for range 2 { // two groups join at the same time
+			o, err := h.publish([]shmem.Method{shmem.SCM})
+			require.NoError(t, err)
+			socket = o.Socket
+		}
+		h.joined()
+		require.True(t, reachable(socket))
+		h.joined()
+		require.False(t, reachable(socket))
+	}
+}
+
+// Each device may have an address of its own for registered memory.
+func TestAddressesOfAnInbox(t *testing.T) {
+	here, there := &fakeDriver{}, &fakeDriver{apart: 1 << 40}
+	l, err := lodge(inboxBytes(2))
+	require.NoError(t, err)
+	defer l.leave()
+	a, err := registered(here, l.home.arena.Mapping(), l.place)
+	require.NoError(t, err)
+	b, err := registered(there, l.home.arena.Mapping(), l.place)
+	require.NoError(t, err)
+	require.EqualValues(t, 1<<40, b-a)
+}
+
+// To give back memory that has a handle, or to close it, waits for the device. Later groups have it.
+func TestSlotsWithHandlesAreKept(t *testing.T) {
+	drivers := [2]*fakeDriver{}
+	for rank := range drivers {
+		drivers[rank] = &fakeDriver{refuses: map[device.Sharing]error{device.ByFile: errReleased}}
+	}
+	for range 3 {
+		var members [2]*member
+		offers := make([]offer, 2)
+		for rank := range members {
+			var err error
+			members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, []shmem.Method{shmem.Proc}, sameDevice(2))
+			require.NoError(t, err)
+		}
+		why := joined(members, offers)
+		require.NoError(t, why[0])
+		require.NoError(t, why[1])
+		var freed sync.WaitGroup
+		for _, m := range members {
+			freed.Go(m.Free)
+		}
+		freed.Wait()
+	}
+	for _, d := range drivers {
+		require.Zero(t, d.released.Load())
+		require.EqualValues(t, 1, d.shared.Load())
+		require.EqualValues(t, 1, d.opened.Load())
+	}
+}
