@@ -136,8 +136,9 @@ type Launcher interface {
 	// Current calls f while the device is current on the calling thread, which may be any thread, also after the operation.
 	Current(f func() error) error
 
-	// Allocate allocates memory of the device.
-	Allocate(bytes uint64) (Memory, error)
+	// Allocate allocates memory of the device. Where reachable is true, the kernels of a library may use it from other devices of the
+	// process that can reach it.
+	Allocate(bytes uint64, reachable bool) (Memory, error)
 
 	// CopyWithin queues a copy from one place of the device to another.
 	CopyWithin(s Stream, to, from uintptr, bytes uint64) error
@@ -158,11 +159,9 @@ type Sharer interface {
 	// OpenShared opens what another process shares.
 	OpenShared(s Shared, how Sharing) (Memory, error)
 
-	// Register makes host memory known to all devices of the process: whole pages, which may be shared with other processes.
+	// Register makes host memory known to all devices of the process: whole pages, which may be shared with other processes. It stays so
+	// until the process ends, because to end it waits for all devices.
 	Register(memory []byte) error
-
-	// Unregister ends that. It may wait for all devices. Requires: no queued command uses the memory.
-	Unregister(memory []byte)
 
 	// AddressOf returns the address of registered memory for the device.
 	AddressOf(memory []byte) (uintptr, error)

@@ -10,13 +10,16 @@ type Reserve struct {
 	streams []Stream
 }
 
-// Add makes a stream ahead. An error comes again when a stream is needed that was not made.
-func (r *Reserve) Add(stream func() (Stream, error)) {
-	if s, err := stream(); err == nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.streams = append(r.streams, s)
+// Add makes a stream ahead, and reports whether it could. The error comes again when a stream is needed that was not made.
+func (r *Reserve) Add(stream func() (Stream, error)) bool {
+	s, err := stream()
+	if err != nil {
+		return false
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.streams = append(r.streams, s)
+	return true
 }
 
 // Take returns the stream that was made first, or makes one if there is none.

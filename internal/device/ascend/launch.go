@@ -51,7 +51,7 @@ func (m memory) Release() {
 }
 
 // Allocate implements device.Launcher.
-func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
+func (d *Driver) Allocate(bytes uint64, _ bool) (device.Memory, error) {
 	m := memory{d: &Driver{index: d.index, context: d.context}}
 	err := d.do("cannot allocate memory of the device", func() error {
 		return failed("aclrtMalloc", C.call_aclrtMalloc(&m.at, C.size_t(bytes), C.acl_mem_malloc_huge_first))

@@ -46,7 +46,7 @@ func (m memory) Release() {
 }
 
 // Allocate implements device.Launcher.
-func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
+func (d *Driver) Allocate(bytes uint64, _ bool) (device.Memory, error) {
 	m := memory{d: d}
 	err := d.do("cannot allocate memory of the device", func() error {
 		return failed("cnrtMalloc", C.call_cnrtMalloc(&m.at, C.size_t(bytes)))

@@ -25,7 +25,7 @@ var needed = []string{
 	"cuStreamWaitEvent", "cuStreamIsCapturing", "cuStreamWaitValue32_v2", "cuStreamWriteValue32_v2", "cuEventCreate", "cuEventDestroy_v2",
 	"cuEventRecord", "cuDeviceGetUuid_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyDtoDAsync_v2",
 	"cuDeviceCanAccessPeer", "cuPointerGetAttribute", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2",
-	"cuIpcCloseMemHandle", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuMemHostGetDevicePointer_v2",
+	"cuIpcCloseMemHandle", "cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2",
 	"cuThreadExchangeStreamCaptureMode",
 }
 

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -57,9 +58,16 @@ func (d *Driver) Share(bytes uint64, how device.Sharing) (device.Memory, device.
 	return d.shareByHandle(bytes)
 }
 
-// shareByHandle is Share by legacy IPC, whose handle names the whole allocation in which the memory lies.
+// withoutHandles has why a device gives no handles, by its index.
+var withoutHandles sync.Map
+
+// shareByHandle is Share by legacy IPC, whose handle names the whole allocation in which the memory lies. Where the memory gets no handle it
+// stays allocated, because to free it waits for the device; so that is tried once on a device.
 func (d *Driver) shareByHandle(bytes uint64) (device.Memory, device.Shared, error) {
 	var s device.Shared
+	if why, known := withoutHandles.Load(d.index); known {
+		return nil, s, why.(error)
+	}
 	m, err := d.allocate(bytes)
 	if err != nil {
 		return nil, s, err
@@ -85,7 +93,7 @@ func (d *Driver) shareByHandle(bytes uint64) (device.Memory, device.Shared, erro
 		return nil
 	})
 	if err != nil {
-		m.Release()
+		withoutHandles.Store(d.index, err)
 		return nil, s, err
 	}
 	return m, s, nil
@@ -130,11 +138,6 @@ func (d *Driver) Register(memory []byte) error {
 	return d.doRelaxed("cannot register host memory", func() error {
 		return failed(C.cuMemHostRegister(hostOf(memory), C.size_t(len(memory)), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP))
 	})
-}
-
-// Unregister implements device.Sharer. Memory that the driver does not give up stays registered.
-func (d *Driver) Unregister(memory []byte) {
-	d.giveBack(func() error { return failed(C.cuMemHostUnregister(hostOf(memory))) })
 }
 
 // AddressOf implements device.Sharer.

@@ -49,8 +49,8 @@ func (m memory) Release() {
 }
 
 // Allocate implements device.Launcher.
-func (d *Driver) Allocate(bytes uint64) (device.Memory, error) {
-	m, err := d.allocateMapped(bytes)
+func (d *Driver) Allocate(bytes uint64, reachable bool) (device.Memory, error) {
+	m, err := d.allocateMapped(bytes, reachable)
 	if errors.Is(err, errNoMaps) {
 		return d.allocate(bytes)
 	}

@@ -32,6 +32,7 @@ import "C"
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -65,11 +66,27 @@ const (
 type reductions struct {
 	kernels map[string]C.CUfunction
 	blocks  uint64 // the most of a launch
+	never   error  // why the device cannot have them
 }
 
-// loaded has the kernels by index of the device; the process keeps them, as it keeps contexts. It keeps the error too, because compiling
-// them in vain takes as long, for each group.
+// loaded has the kernels by index of the device; the process keeps them, as it keeps contexts.
 var loaded device.Once[int, *reductions]
+
+// finalError is an error that comes again: it lies in the kernels or in the driver. To compile them in vain takes as long, for each group.
+type finalError struct{ error }
+
+func (e finalError) Unwrap() error { return e.error }
+
+// finalIf returns the error of a result, which is final for some of them.
+func finalIf(rc C.CUresult) error {
+	err := failed(rc)
+	switch rc {
+	case C.CUDA_ERROR_INVALID_PTX, C.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, C.CUDA_ERROR_NO_BINARY_FOR_GPU, C.CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+		C.CUDA_ERROR_NOT_FOUND:
+		return finalError{err}
+	}
+	return err
+}
 
 // LoadKernels implements device.Reducer.
 func (d *Driver) LoadKernels() error {
@@ -79,17 +96,29 @@ func (d *Driver) LoadKernels() error {
 
 // reductions returns the kernels of the device, which the first call loads.
 func (d *Driver) reductions() (*reductions, error) {
-	if known, ok, err := loaded.Known(d.index); ok {
-		return known, err
+	known, ok, err := loaded.Known(d.index)
+	if !ok {
+		known, err = loaded.Get(d.index, d.alone().tryReductions)
 	}
-	return loaded.Get(d.index, d.alone().loadReductions)
+	if err != nil {
+		return nil, err
+	}
+	return known, known.never
+}
+
+func (d *Driver) tryReductions() (*reductions, error) {
+	made, err := d.loadReductions()
+	if errors.As(err, new(finalError)) {
+		return &reductions{never: err}, nil
+	}
+	return made, err
 }
 
 func (d *Driver) loadReductions() (*reductions, error) {
 	what := fmt.Sprintf("cannot load the kernels of reductions on CUDA device %d", d.index)
 	for _, name := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction", "cuModuleUnload", "cuLaunchKernel", "cuDeviceGetAttribute"} {
 		if !lazylink.CUDAHas(name) {
-			return nil, fmt.Errorf("%s: the CUDA driver has no %s", what, name)
+			return nil, finalError{fmt.Errorf("%s: the CUDA driver has no %s", what, name)}
 		}
 	}
 	made := &reductions{kernels: map[string]C.CUfunction{}}
@@ -115,7 +144,7 @@ func (r *reductions) load(index int) error {
 	text := append([]byte(reducePTX), 0)
 	var log [logBytes]C.char
 	var module C.CUmodule
-	if err := failed(C.load(&module, (*C.char)(unsafe.Pointer(&text[0])), &log[0], logBytes)); err != nil {
+	if err := finalIf(C.load(&module, (*C.char)(unsafe.Pointer(&text[0])), &log[0], logBytes)); err != nil {
 		if why := strings.Join(strings.Fields(C.GoString(&log[0])), " "); why != "" {
 			err = fmt.Errorf("%w: %s", err, why)
 		}
@@ -129,7 +158,7 @@ func (r *reductions) load(index int) error {
 		name = strings.TrimRight(name, "(\n")
 		c := append([]byte(name), 0)
 		var kernel C.CUfunction
-		if err := failed(C.cuModuleGetFunction(&kernel, module, (*C.char)(unsafe.Pointer(&c[0])))); err != nil {
+		if err := finalIf(C.cuModuleGetFunction(&kernel, module, (*C.char)(unsafe.Pointer(&c[0])))); err != nil {
 			C.cuModuleUnload(module)
 			return fmt.Errorf("kernel %s: %w", name, err)
 		}

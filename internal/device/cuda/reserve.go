@@ -20,7 +20,9 @@ func (r *streamsOf) stream(d *Driver, role device.Role) (device.Stream, error) {
 		var of [2]device.Reserve
 		for range reserveSize { // in turns: an engine's two streams do not share a queue of the hardware, also if they have one priority
 			for _, each := range []device.Role{device.Inputs, device.Outputs} {
-				of[each].Add(func() (device.Stream, error) { return d.makeStream(each) })
+				if !of[each].Add(func() (device.Stream, error) { return d.makeStream(each) }) {
+					return &of, nil
+				}
 			}
 		}
 		return &of, nil

@@ -32,16 +32,18 @@ static CUresult import_file(int fd, CUmemGenericAllocationHandle *memory) {
   return cuMemImportFromShareableHandle(memory, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
-// Gives devices an address for memory, which lives as long as the address then.
-static CUresult map_memory(const CUdevice *devices, size_t n, CUmemGenericAllocationHandle memory, size_t bytes, CUdeviceptr *at) {
+static CUresult give_access(CUdevice device, size_t bytes, CUdeviceptr at) {
+  const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  return cuMemSetAccess(at, bytes, &access, 1);
+}
+
+// Gives the device an address for memory, which lives as long as the address then.
+static CUresult map_memory(CUdevice device, CUmemGenericAllocationHandle memory, size_t bytes, CUdeviceptr *at) {
   CUresult rc = cuMemAddressReserve(at, bytes, 0, 0, 0);
   if (rc != CUDA_SUCCESS) return rc;
   rc = cuMemMap(*at, bytes, 0, memory, 0);
-  for (size_t i = 0; rc == CUDA_SUCCESS && i < n; i++) {
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = devices[i]},
-                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    if ((rc = cuMemSetAccess(*at, bytes, &access, 1)) != CUDA_SUCCESS) cuMemUnmap(*at, bytes);
-  }
+  if (rc == CUDA_SUCCESS && (rc = give_access(device, bytes, *at)) != CUDA_SUCCESS) cuMemUnmap(*at, bytes);
   if (rc != CUDA_SUCCESS) cuMemAddressFree(*at, bytes);
   return rc;
 }
@@ -120,19 +122,27 @@ func (d *Driver) has(functions []string, attribute C.CUdevice_attribute, without
 	return nil
 }
 
-// allocateMapped allocates memory that other processes do not share. All devices of this process that can use it have it at its address, as
-// they have memory of cuMemAlloc: a library may copy from it to another one of them.
-func (d *Driver) allocateMapped(bytes uint64) (device.Memory, error) {
+// allocateMapped allocates memory that other processes do not share. Where reachable, the other devices of this process that can use it have
+// it at its address too: a library enables access to memory of cuMemAlloc, and not to this. One that refuses does without.
+func (d *Driver) allocateMapped(bytes uint64, reachable bool) (device.Memory, error) {
 	m := mapped{d: d.alone(), bytes: C.size_t(bytes)}
 	err := d.doRelaxed("cannot allocate memory of the device", func() error {
 		if err := d.hasMaps(); err != nil {
 			return fmt.Errorf("%w: %w", errNoMaps, err)
 		}
-		devices, err := d.users()
+		on, err := cu.GetDevice(d.index)
 		if err != nil {
 			return err
 		}
-		return m.create(C.CU_MEM_HANDLE_TYPE_NONE, devices, func(C.CUmemGenericAllocationHandle) error { return nil })
+		err = m.create(C.CU_MEM_HANDLE_TYPE_NONE, C.CUdevice(on), func(C.CUmemGenericAllocationHandle) error { return nil })
+		if err != nil || !reachable {
+			return err
+		}
+		others, _ := users.Get(d.index, d.users)
+		for _, other := range others {
+			C.give_access(other, m.bytes, m.at)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -140,13 +150,14 @@ func (d *Driver) allocateMapped(bytes uint64) (device.Memory, error) {
 	return m, nil
 }
 
-// users returns the devices of this process that can use memory of the device: itself and those that have access to it.
-func (d *Driver) users() ([]C.CUdevice, error) {
+// users has the other devices of this process that can use memory of a device, by its index.
+var users device.Once[int, []C.CUdevice]
+
+func (d *Driver) users() (list []C.CUdevice, err error) {
 	own, err := cu.GetDevice(d.index)
 	if err != nil {
 		return nil, err
 	}
-	list := []C.CUdevice{C.CUdevice(own)}
 	n, err := cu.NumDevices()
 	for i := 0; i < n && err == nil; i++ {
 		var other cu.Device
@@ -161,27 +172,27 @@ func (d *Driver) users() ([]C.CUdevice, error) {
 	return list, err
 }
 
-// create makes the memory and gives devices its address, the own one first. before is called in between.
+// create makes the memory and gives the device its address. before is called in between.
 // Requires: the context of the device is current.
-func (m *mapped) create(handles C.CUmemAllocationHandleType, devices []C.CUdevice, before func(C.CUmemGenericAllocationHandle) error) error {
+func (m *mapped) create(handles C.CUmemAllocationHandleType, on C.CUdevice, before func(C.CUmemGenericAllocationHandle) error) error {
 	var memory C.CUmemGenericAllocationHandle
-	if err := failed(C.create(devices[0], handles, &m.bytes, &memory)); err != nil {
+	if err := failed(C.create(on, handles, &m.bytes, &memory)); err != nil {
 		return err
 	}
 	defer C.cuMemRelease(memory) // the address keeps it, and so does a file
 	if err := before(memory); err != nil {
 		return err
 	}
-	return m.place(devices, memory)
+	return m.place(on, memory)
 }
 
-// place gives devices an address for memory.
-func (m *mapped) place(devices []C.CUdevice, memory C.CUmemGenericAllocationHandle) error {
-	return failed(C.map_memory(&devices[0], C.size_t(len(devices)), memory, m.bytes, &m.at))
+// place gives the device an address for memory.
+func (m *mapped) place(on C.CUdevice, memory C.CUmemGenericAllocationHandle) error {
+	return failed(C.map_memory(on, memory, m.bytes, &m.at))
 }
 
 // withFiles calls f with the device, if it shares memory by files.
-func (d *Driver) withFiles(what string, f func(on []C.CUdevice) error) error {
+func (d *Driver) withFiles(what string, f func(on C.CUdevice) error) error {
 	return d.doRelaxed(what, func() error {
 		if err := d.hasFiles(); err != nil {
 			return err
@@ -190,14 +201,14 @@ func (d *Driver) withFiles(what string, f func(on []C.CUdevice) error) error {
 		if err != nil {
 			return err
 		}
-		return f([]C.CUdevice{C.CUdevice(on)})
+		return f(C.CUdevice(on))
 	})
 }
 
 // shareByFile is Share by a file.
 func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error) {
 	m, fd := mapped{d: d.alone(), bytes: C.size_t(bytes)}, C.int(-1)
-	err := d.withFiles("cannot share memory of the device by a file", func(on []C.CUdevice) error {
+	err := d.withFiles("cannot share memory of the device by a file", func(on C.CUdevice) error {
 		return m.create(C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, on, func(memory C.CUmemGenericAllocationHandle) error {
 			return failed(C.export_file(memory, &fd))
 		})
@@ -214,7 +225,7 @@ func (d *Driver) shareByFile(bytes uint64) (device.Memory, device.Shared, error)
 // openFile is OpenShared of a file.
 func (d *Driver) openFile(s device.Shared) (device.Memory, error) {
 	m := mapped{d: d.alone(), bytes: C.size_t(s.Bytes)}
-	err := d.withFiles("cannot open memory that another process shares by a file", func(on []C.CUdevice) error {
+	err := d.withFiles("cannot open memory that another process shares by a file", func(on C.CUdevice) error {
 		var memory C.CUmemGenericAllocationHandle
 		if err := failed(C.import_file(C.int(s.File), &memory)); err != nil {
 			return err

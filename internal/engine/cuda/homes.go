@@ -110,8 +110,8 @@ func (l lodging) leave() {
 }
 
 // registrations has the arenas that are registered with the driver, those of this process and of peers. All devices of the process use
-// them. A registration that has failed is tried again.
-var registrations = device.Once[shmem.Nonce, *shmem.Mapping]{Retries: true}
+// them.
+var registrations device.Once[shmem.Nonce, *shmem.Mapping]
 
 // registered returns the address for the device of a place in an arena, which the first call for the arena registers. It keeps the mapping.
 func registered(d driver, m *shmem.Mapping, place shmem.Range) (uintptr, error) {

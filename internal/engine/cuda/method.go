@@ -19,7 +19,6 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
-	"sagecomm/internal/device"
 	"sagecomm/internal/device/cuda"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/procwatch"
@@ -62,23 +61,14 @@ func (m *Method) Name() string { return "cuda" }
 // Vendor implements vendor.Method.
 func (m *Method) Vendor() string { return "cuda" }
 
-// early has the devices for which Early was called.
-var early device.Once[coll.Device, struct{}]
-
 // Early implements vendor.Early. It loads the kernels.
 func (m *Method) Early(on coll.Device) {
 	if on.Type != coll.CUDA {
 		return
 	}
-	if _, known, _ := early.Known(on); known {
-		return
+	if d, err := m.open(on.Index); err == nil {
+		_ = d.LoadKernels()
 	}
-	_, _ = early.Get(on, func() (none struct{}, err error) {
-		if d, err := m.open(on.Index); err == nil {
-			_ = d.LoadKernels()
-		}
-		return none, nil
-	})
 }
 
 // Supports implements vendor.Method. Kernels reduce all types that the CPU reduces.
@@ -135,9 +125,6 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 	if why == nil {
 		member, mine, why = newMember(d, j.Rank, j.Size, m.methods, m.links.Choose(j.Seats, SlotBytes))
 	}
-	if why == nil {
-		defer member.lodging.home.joined()
-	}
 	mine.Failed = why != nil
 	offers, err := allOf(j, "memory of cuda", mine)
 	for _, o := range offers {
@@ -151,11 +138,19 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 	if err == nil && !slices.ContainsFunc(offers, func(o offer) bool { return o.Failed }) {
 		why, err = member.joinSlots(j, why)
 	}
+	if member != nil && err == nil { // all ranks have mapped the inboxes, or none does
+		member.lodging.home.joined()
+	}
 	if why == nil && err == nil {
 		return member, nil, nil
 	}
 	if member != nil {
-		go member.Free()
+		go func() {
+			member.Free()
+			if err != nil { // peers may have been mapping the inbox when the group failed
+				member.lodging.home.joined()
+			}
+		}()
 	}
 	if errors.Is(why, errPeer) { // its own reason is the one to tell
 		why = nil

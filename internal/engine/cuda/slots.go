@@ -37,8 +37,6 @@ var handles struct {
 	opened device.Once[openedHandle, device.Memory]
 }
 
-func init() { handles.opened.Retries = true }
-
 // openedHandle is memory of another process, for a device. A handle may come back in another process with the number of one that is gone.
 type openedHandle struct {
 	on     string

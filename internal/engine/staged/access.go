@@ -115,7 +115,7 @@ func (a *aside) NewStream(role device.Role) (device.Stream, error) {
 
 // trials has the trial of each device, which the first operation makes. A trial has an error if the runtime does not open or gives no
 // stream; the next operation makes it again.
-var trials = device.Once[coll.Device, *trial]{Retries: true}
+var trials device.Once[coll.Device, *trial]
 
 func tried(v vendors.Vendor, b *bridge.Bridge, on coll.Device) (*trial, error) {
 	if of, known, err := trials.Known(on); known {
@@ -144,7 +144,9 @@ func try(v vendors.Vendor, b *bridge.Bridge, on coll.Device) (*trial, error) {
 		of.stream.Store(&s)
 		if on.Type == coll.CUDA {
 			for range reserveSize {
-				of.aside.Add(func() (device.Stream, error) { return b.NewStream(device.Inputs) })
+				if !of.aside.Add(func() (device.Stream, error) { return b.NewStream(device.Inputs) }) {
+					break
+				}
 			}
 		}
 	}

@@ -47,7 +47,6 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 			p.Program.Free()
 		}
 	}()
-	e.Begin(op.Device)
 	b, err := e.open(call, op)
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
@@ -60,7 +59,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	defer e.pool.release(owner, memory)
+	defer e.pool.release(memory)
 	s, err := e.streamsOn(b, place{op.Device, b.Name()})
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
@@ -84,14 +83,8 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	return err
 }
 
-// Begin makes the calls that wait for the device, if this is its first operation. See Pool.Early.
-func (e *Engine) Begin(on coll.Device) { e.pool.begin(on) }
-
 // Waits reports whether a stream of this engine, of any group of the process, may wait for a peer.
 func (e *Engine) Waits() bool { return e.pool.waits() }
-
-// Early is Pool.Early of the engine's pool.
-func (e *Engine) Early(name string, f func(on coll.Device)) { e.pool.Early(name, f) }
 
 func (e *Engine) errorOf(op coll.Op, err error) error {
 	return fmt.Errorf("sagecomm: %s: rank %d: buffers on %v: %w", op.Name(), e.rank, op.Device, err)
@@ -129,11 +122,15 @@ func (e *Engine) collectiveStreams(on place, made *streams) *streams {
 	return made
 }
 
-// enqueue queues the commands of an operation: all of them where streams can wait.
-func enqueue(b device.Access, memory *block, l *layout, s *streams) error {
+// begin notes that the commands of an operation begin to be queued. If there is an error in front of them, the block is settled.
+func (s *streams) begin(memory *block, l *layout) {
 	memory.inputs.Store(l.in.units)
 	memory.outputs.Store(l.out.units)
 	s.last = memory.used()
+}
+
+// enqueue queues the commands of an operation: all of them where streams can wait.
+func enqueue(b device.Access, memory *block, l *layout, s *streams) error {
 	if waiter, waits := b.(device.Waiter); waits {
 		return enqueueAll(b, waiter, memory, l, s)
 	}
@@ -151,6 +148,8 @@ func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layou
 	if err := order.Fork(s.in); err != nil {
 		return err
 	}
+	s.begin(memory, l)
+	memory.awaited.Store(true)
 	defer func() {
 		if err != nil { // what is queued by now uses the buffers when the waits are ended
 			_, _ = order.Join(s.out), order.Join(s.in)
@@ -209,6 +208,7 @@ func enqueueInput(access device.Access, memory *block, l *layout, s *streams) er
 	if err := caller.Fork(s.in); err != nil {
 		return err
 	}
+	s.begin(memory, l)
 	err := l.in.groups(l.stride, func(from, to uint32) error {
 		for _, c := range l.in.copies(memory, l.chunk, from, to) {
 			if err := access.CopyIn(s.in, c); err != nil {

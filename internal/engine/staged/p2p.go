@@ -31,21 +31,26 @@ const (
 // of their own, which no collective uses either. InputReady of a recv says that the stream has come past the earlier users of its
 // output.
 func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
-	e.Begin(op.Device)
 	b, err := e.open(call, op)
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
 	}
-	b, from := e.accessFor(b, op)
+	b, from, s := e.accessFor(b, op)
 	l, owner := layoutOf(call.In(), call.Out(), op.Writes(e.rank)), source{op.Device.Type, b.Name()}
 	memory, err := e.pool.acquire(b, owner, l.bytes)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	defer e.pool.release(owner, memory)
-	s, err := e.streamsFor(b, from, op.Root)
+	defer e.pool.release(memory)
+	var made *streams
+	if s == nil { // without a lock: the device may wait
+		made, err = e.pool.takeStreams(b, from.place)
+	}
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
+	if made != nil {
+		s = e.keepP2P(from, op.Root, made)
+	}
 	if err == nil {
 		err = enqueue(b, memory, &l, s)
 	}
@@ -60,24 +65,18 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	return err
 }
 
-// accessFor returns the access by which an operation is carried out, and what its streams are for. A stream for a sender is e.p2p's from now
-// on, with nil until it is made.
-func (e *Engine) accessFor(b device.Access, op coll.Op) (device.Access, origin) {
-	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
-	f, ok := b.(frameworkStreams)
-	if !ok || op.Kind != coll.Recv {
-		return b, from
-	}
+// accessFor returns the access by which an operation is carried out, what its streams are for, and the streams, nil if they are to be made.
+func (e *Engine) accessFor(b device.Access, op coll.Op) (device.Access, origin, *streams) {
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	if from.sender = op.Root; !e.waitsForSender(op, from) {
-		b = f.alone()
-		return b, origin{place{op.Device, b.Name()}, op.Stream, -1}
+	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
+	if f, ok := b.(frameworkStreams); ok && op.Kind == coll.Recv {
+		if from.sender = op.Root; !e.waitsForSender(op, from) {
+			b = f.alone()
+			from = origin{place{op.Device, b.Name()}, op.Stream, -1}
+		}
 	}
-	if _, known := e.p2p[from]; !known {
-		e.p2p[from] = nil
-	}
-	return b, from
+	return b, from, e.p2pStreams(from, op.Root)
 }
 
 // waitsForSender reports whether a stream may wait for a recv. It holds up the recvs behind it in that stream, whose senders may
@@ -103,35 +102,25 @@ func (e *Engine) streamsInUse(from origin) (n int) {
 	return n
 }
 
-// streamsFor returns the streams for p2p operations of a stream of the caller with a peer. It makes them without a lock.
-func (e *Engine) streamsFor(b device.Access, from origin, peer int) (*streams, error) {
-	if s := e.knownStreams(from, peer, nil); s != nil {
-		return s, nil
+// p2pStreams returns the streams for p2p operations of a stream of the caller with a peer, nil if they are to be made.
+// Requires: issuing.
+func (e *Engine) p2pStreams(from origin, peer int) *streams {
+	s := e.p2p[from]
+	if s == nil && from.sender < 0 && e.streamsInUse(from) >= mostOrigins {
+		return e.sharedStreams(from.place, peer)
 	}
-	made, err := e.pool.takeStreams(b, from.place)
-	if err != nil {
-		return nil, err
-	}
-	s := e.knownStreams(from, peer, made)
-	if s != made { // another thread was faster
-		e.pool.giveStreams(from.place, made)
-	}
-	return s, nil
+	return s
 }
 
-// knownStreams returns the streams for an origin. If it has none yet, it gets those that were made, which may be nil.
-func (e *Engine) knownStreams(from origin, peer int, made *streams) *streams {
-	e.issuing.Lock()
-	defer e.issuing.Unlock()
-	s, known := e.p2p[from]
-	switch {
-	case s != nil:
+// keepP2P returns the streams for an origin: those that were made, or those of a thread that was faster. Threads that make streams for
+// senders at the same time may take some more than mostSenders.
+// Requires: issuing.
+func (e *Engine) keepP2P(from origin, peer int, made *streams) *streams {
+	if s := e.p2pStreams(from, peer); s != nil {
+		e.pool.giveStreams(from.place, made)
 		return s
-	case !known && from.sender < 0 && e.streamsInUse(from) >= mostOrigins:
-		return e.sharedStreams(from.place, peer)
-	case made != nil:
-		e.p2p[from] = made
 	}
+	e.p2p[from] = made
 	return made
 }
 
@@ -151,9 +140,7 @@ func (e *Engine) sharedStreams(on place, peer int) *streams {
 // closeP2P gives the streams back. Requires: issuing.
 func (e *Engine) closeP2P() {
 	for from, s := range e.p2p {
-		if s != nil {
-			e.pool.giveStreams(from.place, s)
-		}
+		e.pool.giveStreams(from.place, s)
 	}
 	clear(e.p2p)
 }

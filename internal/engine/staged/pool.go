@@ -1,7 +1,6 @@
 package staged
 
 import (
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,35 +20,12 @@ type Pool struct {
 	busy    map[source][]*block       // used by an operation, or by copies that are still queued
 	streams map[place][]*streams      // of groups that are gone
 	single  map[place][]device.Stream // for inputs, after errors for the ones for outputs
-
-	early atomic.Pointer[map[string]func(coll.Device)] // replaced as a whole, under mu, since each operation reads it
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
 	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]*streams{},
 		single: map[place][]device.Stream{}}
-}
-
-// Early adds calls that wait for the device, under a name. They are made before an operation on it, because a stream of the operation may
-// wait for a peer. What f does at its second call for a device costs each operation. The first f of a name counts.
-func (p *Pool) Early(name string, f func(on coll.Device)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	more := map[string]func(coll.Device){name: f}
-	if known := p.early.Load(); known != nil {
-		maps.Copy(more, *known)
-	}
-	p.early.Store(&more)
-}
-
-// begin makes the calls that come before an operation on a device.
-func (p *Pool) begin(on coll.Device) {
-	if calls := p.early.Load(); calls != nil {
-		for _, f := range *calls {
-			f(on)
-		}
-	}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.
@@ -85,6 +61,8 @@ type block struct {
 	words           *runner.GateWords
 	uses            atomic.Uint64 // operations that have had it
 	inputs, outputs atomic.Uint32 // what InputReady and OutputTaken are when no queued command uses the block any more
+	awaited         atomic.Bool   // a stream waits for the run, until the gate is open
+	issuing         bool          // the operation is being issued: the block stays busy; guarded by Pool.mu
 }
 
 // data returns the address of a byte of the buffers.
@@ -99,6 +77,7 @@ func (b *block) reset() {
 	b.uses.Add(1)
 	b.inputs.Store(0) // until commands that use it are queued
 	b.outputs.Store(0)
+	b.awaited.Store(false)
 }
 
 // settled reports whether the device has run all commands that use the block.
@@ -140,7 +119,16 @@ func (p *Pool) acquire(rt device.Runtime, of source, room uint64) (*block, error
 	}
 	b := &block{memory: memory, room: size - blockHeader, words: (*runner.GateWords)(memory.Address())}
 	b.words.Reset()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.take(of, b)
 	return b, nil
+}
+
+// take makes a block busy for an operation. Requires: mu.
+func (p *Pool) take(of source, b *block) {
+	b.issuing = true
+	p.busy[of] = append(p.busy[of], b)
 }
 
 // blockBytes returns the length of the memory of a new block. Those of long blocks are closer to each other than powers of two.
@@ -172,21 +160,22 @@ func (p *Pool) idleBlock(of source, room uint64) *block {
 	b := p.idle[of][best]
 	p.idle[of] = append(p.idle[of][:best], p.idle[of][best+1:]...)
 	b.reset()
+	p.take(of, b)
 	return b
 }
 
-// release gives back a block. The device may still have commands queued that use it.
-func (p *Pool) release(of source, b *block) {
+// release gives back a block when its operation was issued. The device may still have commands queued that use it.
+func (p *Pool) release(b *block) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.busy[of] = append(p.busy[of], b)
+	b.issuing = false
 }
 
 // sweep moves settled blocks to the idle ones. Requires: mu.
 func (p *Pool) sweep(of source) {
 	left := p.busy[of][:0]
 	for _, b := range p.busy[of] {
-		if b.settled() {
+		if !b.issuing && b.settled() {
 			p.idle[of] = append(p.idle[of], b)
 		} else {
 			left = append(left, b)
@@ -196,13 +185,12 @@ func (p *Pool) sweep(of source) {
 	p.busy[of] = left
 }
 
-// waits reports whether a command that uses a block is queued.
+// waits reports whether a stream may wait for a peer in an operation of this pool: for its run, which has not ended.
 func (p *Pool) waits() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for of := range p.busy {
-		p.sweep(of)
-		if len(p.busy[of]) > 0 {
+	for _, list := range p.busy {
+		if slices.ContainsFunc(list, func(b *block) bool { return b.awaited.Load() && !b.words.Opened() }) {
 			return true
 		}
 	}

@@ -49,7 +49,7 @@ func TestBlockOfAnOperationWithoutCommands(t *testing.T) {
 			*b.words.InputReady(), *b.words.OutputTaken() = 1, 1
 		}
 		b.words.Open()
-		pool.release(owner, b)
+		pool.release(b)
 	}
 	if rt.pins != 1 {
 		t.Errorf("%d blocks for operations that came one after the other", rt.pins)
@@ -87,7 +87,7 @@ func TestStreamsThatHang(t *testing.T) {
 	b.inputs.Store(1)
 	b.outputs.Store(1)
 	pool.giveStreams(of, hanging)
-	pool.release(owner, b)
+	pool.release(b)
 
 	others, err := pool.takeStreams(rt, of)
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func TestIdleBlocks(t *testing.T) {
 		b, err := pool.acquire(rt, owner, room)
 		require.NoError(t, err)
 		b.words.Open()
-		pool.release(owner, b)
+		pool.release(b)
 		return b
 	}
 	first := idle(idleBytes / 2)
@@ -127,7 +127,7 @@ func TestNobodyWaitsForTheDeviceOfAnother(t *testing.T) {
 	used, err := pool.acquire(&pinning{}, owner, 100)
 	require.NoError(t, err)
 	used.words.Open()
-	pool.release(owner, used)
+	pool.release(used)
 	given, err := pool.takeStreams(&pinning{}, of)
 	require.NoError(t, err)
 	rt := &slow{during: func() {
@@ -137,7 +137,7 @@ func TestNobodyWaitsForTheDeviceOfAnother(t *testing.T) {
 		require.Same(t, given, s)
 		b, err := pool.acquire(&pinning{}, owner, 100)
 		require.NoError(t, err)
-		pool.release(owner, b)
+		pool.release(b)
 	}}
 	_, err = pool.takeStreams(rt, of)
 	require.NoError(t, err)
@@ -169,31 +169,112 @@ func (s *slow) Pin(bytes uint64) (device.Pinned, error) {
 func TestSharedStreamsFollowFromThePeer(t *testing.T) {
 	on := place{coll.Device{Type: coll.PrivateUse1}, "test"}
 	e := &Engine{pool: NewPool(), p2p: map[origin]*streams{}}
-	rt := streamsOnly{pinning: &pinning{}}
+	rt := &pinning{}
 	known := map[*streams]bool{}
 	for stream := range uintptr(mostOrigins) {
-		s, err := e.streamsFor(rt, origin{on, stream, -1}, 0)
+		made, err := e.pool.takeStreams(rt, on)
 		require.NoError(t, err)
-		known[s] = true
+		known[e.keepP2P(origin{on, stream, -1}, 0, made)] = true
 	}
 	require.Len(t, known, mostOrigins)
 	chosen := map[*streams]bool{}
 	for peer := coll.AnySource; peer < mostOrigins-1; peer++ {
-		first, err := e.streamsFor(rt, origin{on, 100, -1}, peer)
-		require.NoError(t, err)
+		first := e.p2pStreams(origin{on, 100, -1}, peer)
 		require.True(t, known[first])
 		chosen[first] = true
 		for range 20 {
-			again, err := e.streamsFor(rt, origin{on, 101, -1}, peer)
-			require.NoError(t, err)
-			require.Same(t, first, again)
+			require.Same(t, first, e.p2pStreams(origin{on, 101, -1}, peer))
 		}
 	}
 	require.Len(t, chosen, mostOrigins)
 }
 
-// streamsOnly is a device that is asked for streams.
-type streamsOnly struct {
-	device.Ordering
-	*pinning
+// Of two threads that make streams for one use at the same time, both get those of the first one, and the others are for a later use.
+func TestStreamsThatTwoThreadsMake(t *testing.T) {
+	on := place{coll.Device{Type: coll.PrivateUse1}, "test"}
+	pool := NewPool()
+	e := &Engine{pool: pool, streams: map[place]*streams{}, p2p: map[origin]*streams{}}
+	var faster *streams
+	rt := &slow{}
+	rt.during = func() {
+		rt.during = func() {}
+		s, err := e.streamsOn(&pinning{}, on) // it does not wait for the first thread
+		require.NoError(t, err)
+		faster = s
+	}
+	s, err := e.streamsOn(rt, on)
+	require.NoError(t, err)
+	require.Same(t, faster, s)
+	spare, err := pool.takeStreams(rt, on)
+	require.NoError(t, err)
+	require.Equal(t, 2, rt.calls, "the streams that nobody got are used")
+	require.NotSame(t, faster, spare)
+
+	from := origin{on, 1, -1}
+	first, second := &streams{}, &streams{}
+	require.Same(t, first, e.keepP2P(from, 0, first))
+	require.Same(t, first, e.keepP2P(from, 0, second))
+	given, err := pool.takeStreams(rt, on)
+	require.NoError(t, err)
+	require.Same(t, second, given)
+}
+
+// A stream waits for a peer from the first command of an operation until its gate is open. An operation that got no command, or failed,
+// waits for nobody.
+func TestOperationsThatWait(t *testing.T) {
+	pool, rt, owner := NewPool(), &pinning{}, source{coll.PrivateUse1, "test"}
+	acquired := func() *block {
+		b, err := pool.acquire(rt, owner, 100)
+		require.NoError(t, err)
+		return b
+	}
+	b := acquired()
+	require.False(t, pool.waits())
+	s, l := &streams{}, &layout{}
+	l.in.units, l.out.units = 1, 1
+	require.ErrorIs(t, enqueueAll(refusesToFork{}, nil, b, l, s), errNoFork)
+	require.False(t, pool.waits())
+	pool.release(b)
+	b = acquired()
+	require.Equal(t, 1, rt.pins, "a block without commands is used again")
+
+	require.ErrorIs(t, enqueueAll(forks{}, refusesToWait{}, b, l, s), errNoFork)
+	require.True(t, pool.waits(), "while it is issued")
+	pool.release(b)
+	require.True(t, pool.waits())
+	b.words.Open()
+	require.False(t, pool.waits())
+	acquired()
+	require.Equal(t, 2, rt.pins, "commands may use the block")
+	require.False(t, s.last.ended())
+}
+
+var errNoFork = errors.New("refused")
+
+type refusesToFork struct{ device.Ordering }
+
+func (refusesToFork) Fork(device.Stream) error { return errNoFork }
+
+type forks struct{}
+
+func (forks) Fork(device.Stream) error { return nil }
+func (forks) Join(device.Stream) error { return nil }
+
+type refusesToWait struct{ device.Waiter }
+
+func (refusesToWait) WriteValue(device.Stream, *uint32, uint32) error { return errNoFork }
+func (refusesToWait) WaitValue(device.Stream, *uint32, uint32) error  { return errNoFork }
+
+// A block is nobody else's while its operation is issued.
+func TestBlockThatIsIssued(t *testing.T) {
+	pool, rt, owner := NewPool(), &pinning{}, source{coll.PrivateUse1, "test"}
+	first, err := pool.acquire(rt, owner, 100)
+	require.NoError(t, err)
+	second, err := pool.acquire(rt, owner, 100)
+	require.NoError(t, err)
+	require.NotSame(t, first, second)
+	pool.release(first)
+	third, err := pool.acquire(rt, owner, 100)
+	require.NoError(t, err)
+	require.Same(t, first, third)
 }

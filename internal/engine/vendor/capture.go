@@ -123,7 +123,7 @@ func (c *communicator) takeCaptured(rt device.Capturer, bytes uint64) (uintptr, 
 			room *= 2
 		}
 		err := rt.Relaxed(func() (err error) {
-			c.captured.memory, err = rt.Allocate(room)
+			c.captured.memory, err = rt.Allocate(room, c.engine.library())
 			return err
 		})
 		if err != nil {

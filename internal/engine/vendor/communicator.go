@@ -178,18 +178,27 @@ func (c *communicator) abort() {
 	}
 }
 
-// quietBound bounds how long the end of a communicator waits for p2p operations and others whose streams wait for peers. It is shorter than
-// libraries wait for peers that come later.
+// quietBound bounds how long the end of a library's communicator waits for streams that wait for peers. It is shorter than libraries wait
+// for peers that come later.
 const quietBound = 2 * time.Second
 
 // destroy ends a communicator whose kernels are done. A library may wait for all streams of the device then, and keep other threads from
 // calling it, so it comes when no stream waits for a peer, as far as that comes soon.
 func (c *communicator) destroy() bool {
-	for end := time.Now().Add(quietBound); c.engine.Waits() && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
+	if c.engine.library() {
+		c.awaitQuiet(quietBound)
 	}
 	c.joined.Destroy()
 	return true
+}
+
+// awaitQuiet returns when no stream of an engine of the process waits for a peer, or when the bound is over.
+func (c *communicator) awaitQuiet(bound time.Duration) {
+	waits := func() bool { return c.engine.pool.waits() || c.engine.Waits() }
+	sleep := firstSleep
+	for end := time.Now().Add(bound); waits() && time.Now().Before(end); sleep = min(2*sleep, 10*time.Millisecond) {
+		time.Sleep(sleep)
+	}
 }
 
 // down ends the communicator of a group that is down: in peace, if it is idle and the group has not failed. Peers of a group that has

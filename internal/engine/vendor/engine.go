@@ -1,6 +1,7 @@
 package vendor
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -62,7 +63,8 @@ type Engine struct {
 	mu     sync.Mutex // guards what follows; held for an instant
 	known  map[coll.Device]*communicator
 	making map[coll.Device]*making
-	down   atomic.Bool // the group is down
+	early  map[coll.Device]bool // whose early calls are made
+	down   atomic.Bool          // the group is down
 }
 
 var (
@@ -73,15 +75,60 @@ var (
 // New returns the engine of a device lane. others carries out the operations that the method does not support. without is that engine,
 // or one that was made with it.
 func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
-	if m, ok := method.(Early); ok {
-		others.Early(method.Name(), m.Early)
-	}
 	return &Engine{Engine: others, without: without, group: g, method: method, pool: pool, open: open, issuing: newTurn(),
-		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}}
+		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}, early: map[coll.Device]bool{}}
 }
 
 // Name implements engine.Engine.
 func (e *Engine) Name() string { return e.method.Name() }
+
+// IssueP2P implements engine.P2P. Streams may wait for the operation, so what waits for the device comes before it.
+func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
+	if err := e.beEarly(call, op); err != nil {
+		return e.refuse(op, err)
+	}
+	return e.Engine.IssueP2P(call, op)
+}
+
+var errEarly = errors.New("a signal has interrupted the wait for the device, which loads kernels")
+
+// beEarly makes the early calls of the methods, before the first p2p operation on a device. A goroutine makes them, and the caller handles
+// signals meanwhile. One who is interrupted leaves the goroutine alone; the next call waits for it.
+func (e *Engine) beEarly(call runner.Call, op coll.Op) error {
+	e.mu.Lock()
+	over := e.early[op.Device]
+	e.mu.Unlock()
+	if over || staged.Captured(call, op) != nil { // a captured operation is refused
+		return nil
+	}
+	done := make(chan struct{})
+	e.group.Go(func() {
+		defer close(done)
+		e.earlyCalls(op.Device)
+	})
+	if wait(call, done) != nil {
+		return errEarly
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.early[op.Device] = true
+	return nil
+}
+
+func (e *Engine) earlyCalls(on coll.Device) {
+	if m, ok := e.method.(Early); ok {
+		m.Early(on)
+	}
+	if w, ok := e.without.(*Engine); ok {
+		w.earlyCalls(on)
+	}
+}
+
+// library reports whether the method is that of a vendor's library.
+func (e *Engine) library() bool {
+	_, ok := e.method.(calls)
+	return ok
+}
 
 // Prepare implements engine.Engine. The first collective on a device makes the communicator, which waits for all ranks.
 func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) {
@@ -186,7 +233,7 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 	if err := rt.WriteValue(c.stream, gate.InputReady(), 1); err != nil {
 		return err
 	}
-	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.scratch.take(rt, bytes, gate) })
+	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.scratch.take(rt, bytes, e.library(), gate) })
 	if err != nil {
 		return err
 	}

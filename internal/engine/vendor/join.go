@@ -83,7 +83,6 @@ func (e *Engine) makingOn(on coll.Device, access device.Access) *making {
 	if known {
 		return m
 	}
-	e.Begin(on)
 	c := &communicator{engine: e, ended: make(chan struct{}), stop: make(chan struct{})}
 	mine := e.seatOn(c, access, on)
 	e.group.Go(func() {

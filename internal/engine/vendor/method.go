@@ -30,10 +30,11 @@ type Method interface {
 	Join(j Joining) (m Member, why, err error)
 }
 
-// Early is a Method with calls that wait for the device. Where streams wait for peers by then, they could wait for ever. So they come
-// before the first operation of the process on the device, whichever engine carries it out and whether it is a collective or not.
+// Early is a Method with calls in Join that wait for the device. Where streams wait for peers by then, it could wait for ever. So they come
+// before the first p2p operation of a group on the device, for which streams wait, also if the group uses the method only where the ranks do
+// without another one.
 type Early interface {
-	// Early makes these calls, at its first call for the device. Join finds out whether they have failed.
+	// Early makes these calls, on any thread, unless they were made. Those that fail are made again in Join.
 	Early(on coll.Device)
 }
 

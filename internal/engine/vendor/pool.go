@@ -117,6 +117,18 @@ func (p *Pool) idleGate(of source, more []*gate) (u use, ok bool) {
 	return use{w, number}, true
 }
 
+// waits reports whether a stream may wait for a peer in an operation of this pool, whose run has not ended.
+func (p *Pool) waits() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range p.gates {
+		if slices.ContainsFunc(g.busy, func(w *gate) bool { return !w.Opened() }) {
+			return true
+		}
+	}
+	return false
+}
+
 // giveGate takes a gate back that no run and no device has.
 func (p *Pool) giveGate(of source, u use) {
 	p.mu.Lock()

@@ -5,12 +5,14 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/device"
+	"sagecomm/internal/engine/staged"
 )
 
 // memories is a device that allocates nothing but numbers.
@@ -53,7 +55,7 @@ func (m *memories) has(at uintptr) bool {
 	return has
 }
 
-func (m *memories) Allocate(bytes uint64) (device.Memory, error) {
+func (m *memories) Allocate(bytes uint64, _ bool) (device.Memory, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.next++
@@ -114,7 +116,7 @@ func TestScratch(t *testing.T) {
 	take := func(bytes uint64) (uintptr, use) {
 		u, err := p.takeGate(rt, source{})
 		require.NoError(t, err)
-		at, err := s.take(rt, bytes, u)
+		at, err := s.take(rt, bytes, true, u)
 		require.NoError(t, err)
 		return at, u
 	}
@@ -172,33 +174,84 @@ func TestKernelsThatStay(t *testing.T) {
 	}
 }
 
-// slowPins is a device whose Pin waits.
-type slowPins struct {
+// slowDevice is a device in whose calls something else happens.
+type slowDevice struct {
 	*memories
-	began, release chan struct{}
+	during func()
+	calls  int
 }
 
-func (s *slowPins) Pin(bytes uint64) (device.Pinned, error) {
-	close(s.began)
-	<-s.release
+func (s *slowDevice) Pin(bytes uint64) (device.Pinned, error) {
+	s.calls++
+	s.during()
 	return s.memories.Pin(bytes)
+}
+
+func (s *slowDevice) NewStream(device.Role) (device.Stream, error) {
+	s.calls++
+	s.during()
+	return device.Stream{Handle: 9}, nil
 }
 
 // A device that lets a call wait keeps nobody from a gate or a stream of another one.
 func TestNobodyWaitsForAnotherDevice(t *testing.T) {
-	p, slow := NewPool(), &slowPins{newMemories(t), make(chan struct{}), make(chan struct{})}
-	done := make(chan error)
-	go func() {
-		_, err := p.takeGate(slow, source{runtime: "slow"})
-		done <- err
-	}()
-	<-slow.began
-	_, err := p.takeGate(newMemories(t), source{runtime: "other"})
+	p := NewPool()
+	slow := &slowDevice{memories: newMemories(t), during: func() {
+		_, err := p.takeGate(newMemories(t), source{runtime: "other"})
+		require.NoError(t, err)
+		p.giveStream(place{}, device.Stream{Handle: 7})
+		s, err := p.takeStream(nil, place{})
+		require.NoError(t, err)
+		require.EqualValues(t, 7, s.Handle)
+	}}
+	_, err := p.takeGate(slow, source{runtime: "slow"})
 	require.NoError(t, err)
-	p.giveStream(place{}, device.Stream{Handle: 7})
 	s, err := p.takeStream(slow, place{})
 	require.NoError(t, err)
-	require.EqualValues(t, 7, s.Handle)
-	close(slow.release)
-	require.NoError(t, <-done)
+	require.EqualValues(t, 9, s.Handle)
+	require.Equal(t, 2, slow.calls)
+}
+
+// ends is a member that notes when it ends.
+type ends struct {
+	Member
+	ended chan struct{}
+}
+
+func (e ends) Destroy() { close(e.ended) }
+
+// The communicator of a library ends when no operation of any group waits for a peer, or after a bound. That of another method ends at once.
+func TestEndThatWaitsForQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, rt := NewPool(), newMemories(t)
+		ending := func(m Method) chan struct{} {
+			others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
+			c := &communicator{engine: New(m, Group{}, others, others, p, nil), joined: ends{ended: make(chan struct{})}}
+			go c.destroy()
+			synctest.Wait()
+			return c.joined.(ends).ended
+		}
+		over := func(ended chan struct{}) bool {
+			select {
+			case <-ended:
+				return true
+			default:
+				return false
+			}
+		}
+		u, err := p.takeGate(rt, source{})
+		require.NoError(t, err)
+		require.True(t, over(ending(nil)))
+		ended := ending(Calls(nil))
+		require.False(t, over(ended))
+		u.Open() // the run has ended, whether the device has gone on or not
+		<-ended
+		require.True(t, over(ending(Calls(nil))))
+
+		_, err = p.takeGate(rt, source{})
+		require.NoError(t, err)
+		began := time.Now()
+		<-ending(Calls(nil))
+		require.InDelta(t, quietBound, time.Since(began), float64(quietBound)/10)
+	})
 }

@@ -26,8 +26,8 @@ const (
 	mostKept     = 32 << 20 // an operation that needs more has memory of its own
 )
 
-// take returns the address of memory with so much room for an operation.
-func (s *scratch) take(rt device.Launcher, bytes uint64, by use) (uintptr, error) {
+// take returns the address of memory with so much room for an operation. See device.Launcher for reachable.
+func (s *scratch) take(rt device.Launcher, bytes uint64, reachable bool, by use) (uintptr, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if bytes <= s.room {
@@ -39,7 +39,7 @@ func (s *scratch) take(rt device.Launcher, bytes uint64, by use) (uintptr, error
 			room *= 2
 		}
 	}
-	memory, err := rt.Allocate(room)
+	memory, err := rt.Allocate(room, reachable)
 	if err != nil {
 		return 0, err
 	}
