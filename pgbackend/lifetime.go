@@ -100,8 +100,8 @@ func (l *lifetime) publish() {
 	l.acquire()
 }
 
-// leave lets no further call enter and returns when no call is inside. The wait is short, because no call stays long;
-// a control exchange ends when the group is being destroyed.
+// leave lets no further call enter and returns when no call is inside. The wait is short: a control exchange ends when the group is being
+// destroyed. A call that loads kernels stays until a signal ends it or they are loaded, for which the driver may wait for streams.
 func (l *lifetime) leave() {
 	l.mustMove(leaving)
 	l.mu.Lock()

@@ -191,7 +191,7 @@ func arguments(r *recording, b *bed, v vendor, want expectedCalls) {
 		return err
 	}, inside(v, want.identity...)...)
 	var memory device.Memory
-	r.expect("Allocate", func() (err error) { memory, err = l.Allocate(7000); return err }, inside(v, want.allocate...)...)
+	r.expect("Allocate", func() (err error) { memory, err = l.Allocate(7000, true); return err }, inside(v, want.allocate...)...)
 	r.expect("CopyWithin", func() error { return l.CopyWithin(b.in, memory.Address(), b.data, length) }, inside(v, want.within...)...)
 	b.synchronize(b.in)
 	r.expect("Release of memory", func() error { memory.Release(); return nil }, inside(v, want.free...)...)

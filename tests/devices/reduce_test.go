@@ -80,7 +80,7 @@ func newCUDABed(t *testing.T) *cudaBed {
 	require.NoError(t, err)
 	b.then, err = d.NewStream(device.Outputs)
 	require.NoError(t, err)
-	memory, err := d.Allocate(cudaBytes)
+	memory, err := d.Allocate(cudaBytes, false)
 	require.NoError(t, err)
 	b.data = memory.Address()
 	b.host, err = d.Pin(cudaBytes)
@@ -316,23 +316,28 @@ func TestAReductionIsOrderedAsACopyIs(t *testing.T) {
 	})
 }
 
-// A driver that refuses the kernels is an error of one line. Kernels that were not loaded are not loaded again, because a compiler may take
-// seconds for that; a launch is tried again.
+// A driver that refuses the kernels is an error of one line. Kernels that the device cannot have are not loaded again, because a compiler may
+// take seconds for that; what may go by is tried again.
 func TestKernelsThatCUDARefuses(t *testing.T) {
-	for fault, want := range map[string]string{
-		"cuModuleLoadDataEx@1=#218":  "cannot load the kernels of reductions on CUDA device 1: CUDA_ERROR_INVALID_PTX",
-		"cuModuleLoadDataEx@1=#9999": "cannot load the kernels of reductions on CUDA device 1: error 9999 of CUDA",
-		"cuModuleGetFunction@2=#500": "cannot load the kernels of reductions on CUDA device 1: kernel product_u8: CUDA_ERROR_NOT_FOUND",
-		"cuLaunchKernel@1=#701":      "cannot launch kernel sum_f32 for SUM of complex64 on CUDA device 1: ",
+	for fault, c := range map[string]struct {
+		want  string
+		final bool
+	}{
+		"cuModuleLoadDataEx@1=#218":  {"cannot load the kernels of reductions on CUDA device 1: CUDA_ERROR_INVALID_PTX", true},
+		"cuModuleLoadDataEx@1=#209":  {"cannot load the kernels of reductions on CUDA device 1: error 209 of CUDA", true},
+		"cuModuleLoadDataEx@1=#2":    {"cannot load the kernels of reductions on CUDA device 1: CUDA_ERROR_OUT_OF_MEMORY", false},
+		"cuModuleLoadDataEx@1=#9999": {"cannot load the kernels of reductions on CUDA device 1: error 9999 of CUDA", false},
+		"cuModuleGetFunction@2=#500": {"cannot load the kernels of reductions on CUDA device 1: kernel product_u8: CUDA_ERROR_NOT_FOUND", true},
+		"cuLaunchKernel@1=#701":      {"cannot launch kernel sum_f32 for SUM of complex64 on CUDA device 1: ", false},
 	} {
 		t.Run(strings.NewReplacer("@", "_", "=", "_", "#", "").Replace(fault), func(t *testing.T) {
 			onCUDA(t, []string{"EMULATOR_FAULTS=" + fault}, func(t *testing.T, b *cudaBed) {
 				sum := device.Reduction{Type: coll.Complex64, Op: coll.Sum, Count: 1, Inputs: []uintptr{b.data}, Output: b.data + 8}
 				b.copy(b.first, 8, false)
 				err := b.Reduce(b.first, sum)
-				require.ErrorContains(t, err, want)
+				require.ErrorContains(t, err, c.want)
 				require.NotContains(t, err.Error(), "\n")
-				if again := b.Reduce(b.first, sum); strings.HasPrefix(fault, "cuModule") {
+				if again := b.Reduce(b.first, sum); c.final {
 					require.Equal(t, err, again)
 				} else {
 					require.NoError(t, again)
@@ -343,15 +348,36 @@ func TestKernelsThatCUDARefuses(t *testing.T) {
 	}
 }
 
-// Memory of a device is accessible for each device of the process that can use it, as a library needs it that copies between them.
+// Memory that a library may use is accessible for each device of the process that can reach it and does not refuse, other memory for its own
+// device.
 func TestAccessToMemory(t *testing.T) {
-	onCUDA(t, []string{"EMULATOR_DEVICES=3"}, func(t *testing.T, b *cudaBed) {
-		flags, location := raw.Memory(8), raw.Memory(8)
-		*(*int32)(unsafe.Pointer(&raw.Bytes(location, 4)[0])) = 1 // CU_MEM_LOCATION_TYPE_DEVICE
-		for index := range 3 {
-			*(*int32)(unsafe.Pointer(&raw.Bytes(location+4, 4)[0])) = int32(index)
-			require.Zero(t, b.library.Call("cuMemGetAccess", flags, location, b.data))
-			require.EqualValues(t, 3, raw.Load(flags), "device %d: CU_MEM_ACCESS_FLAGS_PROT_READWRITE", index)
-		}
-	})
+	for fault, others := range map[string][2]bool{
+		"":                             {true, true},
+		"cuDeviceCanAccessPeer@1=#0": {false, true},
+		"cuMemSetAccess@3=#801":        {false, true}, // behind those of the bed's memory and of the own device
+	} {
+		t.Run(strings.NewReplacer("@", "_", "=", "_", "#", "").Replace(fault), func(t *testing.T) {
+			onCUDA(t, []string{"EMULATOR_DEVICES=3", "EMULATOR_FAULTS=" + fault}, func(t *testing.T, b *cudaBed) {
+				require.Equal(t, 1, used)
+				require.Equal(t, [3]bool{false, true, false}, b.accessTo(b.data))
+				memory, err := b.Allocate(cudaBytes, true)
+				require.NoError(t, err)
+				require.Equal(t, [3]bool{others[0], true, others[1]}, b.accessTo(memory.Address()))
+				memory.Release()
+			})
+		})
+	}
+}
+
+// accessTo returns which devices can use memory.
+func (b *cudaBed) accessTo(at uintptr) (devices [3]bool) {
+	b.t.Helper()
+	flags, location := raw.Memory(8), raw.Memory(8)
+	*(*int32)(unsafe.Pointer(&raw.Bytes(location, 4)[0])) = 1 // CU_MEM_LOCATION_TYPE_DEVICE
+	for index := range devices {
+		*(*int32)(unsafe.Pointer(&raw.Bytes(location+4, 4)[0])) = int32(index)
+		require.Zero(b.t, b.library.Call("cuMemGetAccess", flags, location, at))
+		devices[index] = raw.Load(flags) == 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	}
+	return devices
 }

@@ -47,6 +47,7 @@ PYTHON = {
 }
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
+    "pools": ["./internal/engine/staged", "./internal/engine/vendor", "-run", "TwoThreads|ThatIsIssued|WaitsForQuiet"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
 }

@@ -34,6 +34,7 @@ from device_nccl import (
     same,
     uneven,
 )
+from device_nccl_waits import interrupt
 
 CHUNK = 2 << 20  # bytes of a slot
 TWO_SHOT = 2 << 20  # bytes: so long all_reduces of more than two ranks have two rounds
@@ -335,31 +336,72 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
-def calls_that_wait(rank: int, size: int, store: str) -> None:
+def with_engine(name: str) -> dist.ProcessGroup:
+    """A group with an engine of its own. SAGECOMM_ENGINE would win over its options."""
+    assert "SAGECOMM_ENGINE" not in os.environ
+    group: dist.ProcessGroup = dist.new_group(
+        backend="sagecomm", pg_options=sagecomm.Options(settings={"engine": name})
+    )
+    return group
+
+
+def engine_of(group: dist.ProcessGroup) -> str:
+    """The engine that has carried out operations on the device."""
+    [lane] = [lane for lane in sagecomm.get_stats(group)["lanes"] if lane["device"] == "cuda"]
+    return str(lane["engine"])
+
+
+def calls_that_wait(rank: int, size: int, store: str, engine: str) -> None:
     """To make a stream or to load a kernel waits for all streams of the device (EMULATOR_STREAM_WAITS=1). Recvs of
     rank 1 wait in streams for what rank 0 sends when it has got what rank 1 calls next."""
     join_group(rank, size, store, 0)
-    staged = dist.new_group(backend="sagecomm", pg_options=sagecomm.Options(settings={"engine": "staged"}))
-    later = dist.new_group(backend="sagecomm")
-    first, second, x = (torch.zeros(1000, device="cuda") for _ in range(3))
+    staged, group = with_engine("staged"), with_engine(engine)
+    x = [torch.zeros(1000, device="cuda") for _ in range(4)]
     y = torch.ones(1000, device="cuda")
     torch.cuda.synchronize()
     if rank == 1:
-        works = [dist.irecv(first, 0, group=staged)]  # the first operation on the device: streams for a sender
-        dist.all_reduce(y, group=later)  # kernels of the engine cuda, and streams for collectives
-        works.append(dist.irecv(second, 0, tag=1))  # torch's streams
-        dist.send(y, 0, tag=2)  # streams for sends
+        works = [dist.irecv(x[0], 0, group=group)]  # the first operation on the device: kernels, streams for a sender
+        works.append(dist.irecv(x[1], 0, group=staged))
+        dist.all_reduce(y, group=group)  # streams for collectives
+        works.append(dist.irecv(x[2], 0, group=group, tag=1))  # torch's streams
+        dist.send(y, 0, group=group, tag=2)  # streams for sends
         for work in works:
             work.wait()
     else:
-        dist.all_reduce(y, group=later)
-        dist.recv(x, 1, tag=2)
-        dist.send(y + 1, 1, group=staged)
-        dist.send(y + 2, 1, tag=1)
-        first.fill_(size + 1)
-        second.fill_(size + 2)
-    assert first.tolist() == [size + 1.0] * 1000, first
-    assert second.tolist() == [size + 2.0] * 1000, second
+        dist.all_reduce(y, group=group)
+        dist.recv(x[3], 1, group=group, tag=2)
+        for n, to in enumerate((group, staged)):
+            dist.send(y + n, 1, group=to)
+            x[n].fill_(size + n)
+        dist.send(y + 2, 1, group=group, tag=1)
+        x[2].fill_(size + 2)
+    for n in range(3):
+        assert x[n].tolist() == [size + float(n)] * 1000, (n, x[n])
+    assert [engine_of(staged), engine_of(group)] == ["staged", engine]
+    fake_cuda.check()
+
+
+def interrupted_while_kernels_load(rank: int, size: int, store: str) -> None:
+    """Kernels are loaded while a stream waits for a peer, and a signal ends the call. Once the stream goes on, the next
+    call finds them."""
+    join_group(rank, size, store, 0)
+    staged, group = with_engine("staged"), with_engine("cuda")
+    first, second = (torch.zeros(1000, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+    told = c10d._get_default_store()
+    if rank == 1:
+        works = [dist.irecv(first, 0, group=staged)]
+        interrupt(lambda: dist.irecv(second, 0, group=group))
+        told.set("interrupted", "")
+        works.append(dist.irecv(second, 0, group=group))
+        for work in works:
+            work.wait()
+    else:
+        told.wait(["interrupted"])
+        for n, (x, to) in enumerate(((first, staged), (second, group))):
+            dist.send(x + n + 1, 1, group=to)
+            x.fill_(n + 1)
+    assert [first.tolist(), second.tolist()] == [[1.0] * 1000, [2.0] * 1000]
     fake_cuda.check()
 
 

@@ -91,13 +91,17 @@ def test_a_thread_captures_beside_another_one(cuda_bed: CudaBed, engine: str) ->
     cuda_bed.ranks("device_cuda:beside_a_capture", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
 
 
-STREAM_WAITS = {**SETTINGS, "EMULATOR_STREAM_WAITS": "1", "EMULATOR_STALL_S": "10"}
+STREAM_WAITS = {"EMULATOR_KICK_MS": "5", "EMULATOR_STREAM_WAITS": "1", "EMULATOR_STALL_S": "10"}
 
 
 @pytest.mark.parametrize("engine", ["cuda", "staged"])
 def test_calls_that_wait(cuda_bed: CudaBed, engine: str) -> None:
     """Streams and kernels are made before a stream waits for a peer. It hangs where they are made later."""
-    cuda_bed.ranks("device_cuda:calls_that_wait", 2, **STREAM_WAITS | {"SAGECOMM_ENGINE": engine})
+    cuda_bed.ranks("device_cuda:calls_that_wait", 2, engine, **STREAM_WAITS)
+
+
+def test_a_signal_while_kernels_load(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_cuda:interrupted_while_kernels_load", 2, **STREAM_WAITS)
 
 
 @pytest.mark.parametrize("engine", quickly(["cuda"], ["cuda", "staged"]))

@@ -80,3 +80,22 @@ func TestSlotsWithHandlesAreKept(t *testing.T) {
 		require.EqualValues(t, 1, d.opened.Load())
 	}
 }
+
+// Memory of a peer is opened once, and another peer's is another one, also if its handle has the same number.
+func TestHandlesOfPeers(t *testing.T) {
+	d := &fakeDriver{}
+	m := &member{d: d}
+	first, second := &peer{}, &peer{}
+	first.process.Nonce, second.process.Nonce = shmem.Nonce{1}, shmem.Nonce{2}
+	for n, of := range []struct {
+		p      *peer
+		number byte
+		offset uint64
+	}{{first, 1, 0}, {second, 1, 0}, {first, 2, 0}, {first, 1, 512}} {
+		for range 2 {
+			_, err := m.openHandle(of.p, device.Shared{Handle: []byte{of.number}, Offset: of.offset})
+			require.NoError(t, err)
+			require.EqualValues(t, n+1, d.opened.Load())
+		}
+	}
+}

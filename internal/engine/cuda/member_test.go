@@ -49,8 +49,10 @@ func (d *fakeDriver) Share(bytes uint64, how device.Sharing) (device.Memory, dev
 	if err := d.refuses[how]; err != nil {
 		return nil, device.Shared{}, err
 	}
-	d.shared.Add(1)
 	s := device.Shared{Bytes: bytes}
+	if n := byte(d.shared.Add(1)); how == device.ByHandle {
+		s.Handle = []byte{n} // another process has the same
+	}
 	if how == device.ByFile {
 		fd, err := unix.MemfdCreate("slots", unix.MFD_CLOEXEC)
 		if err != nil {
