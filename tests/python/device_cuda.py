@@ -37,6 +37,7 @@ from device_nccl import (
 from device_nccl_waits import interrupt
 
 CHUNK = 2 << 20  # bytes of a slot
+ARENA = 8 * CHUNK  # memory of the device that a group takes on each rank, that of graphs included
 TWO_SHOT = 2 << 20  # bytes: so long all_reduces of more than two ranks have two rounds
 
 
@@ -337,8 +338,8 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
 
 
 def with_engine(name: str) -> dist.ProcessGroup:
-    """A group with an engine of its own. SAGECOMM_ENGINE would win over its options."""
-    assert "SAGECOMM_ENGINE" not in os.environ
+    """A group with an engine of its own."""
+    os.environ.pop("SAGECOMM_ENGINE", None)  # it would win over the options
     group: dist.ProcessGroup = dist.new_group(
         backend="sagecomm", pg_options=sagecomm.Options(settings={"engine": name})
     )
@@ -449,19 +450,37 @@ def explained(rank: int, size: int, store: str, devices: int) -> list[str]:
     return tables
 
 
-def many_communicators(rank: int, size: int, store: str, groups: int, bound: int) -> int:
-    """Groups that are destroyed leave memory of the device. Returns the bytes that are in use afterwards."""
+def memory_is_used_again(rank: int, size: int, store: str) -> bool:
+    """Makes groups until one has the memory of an earlier one, which may still have it when the next one is made."""
+    join_group(rank, size, store, 0)
+    x = host(rank, torch.float32).to(device())
+    dist.all_reduce(x)
+    for _ in range(100):
+        free = torch.cuda.mem_get_info()[0]
+        group = dist.new_group(backend="sagecomm")
+        dist.all_reduce(x, group=group)
+        again = torch.tensor(int(torch.cuda.mem_get_info()[0] == free))
+        dist.destroy_process_group(group)
+        dist.all_reduce(again, op=dist.ReduceOp.MIN)
+        if again:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def many_communicators(rank: int, size: int, store: str) -> int:
+    """Groups that are destroyed give the memory of the device back. Returns the bytes that are in use afterwards."""
     join_group(rank, size, store, 0)
     x = host(rank, torch.float32).to(device())
     dist.all_reduce(x)
     free = torch.cuda.mem_get_info()[0]
-    for _ in range(groups):
+    for _ in range(4):
         group = dist.new_group(backend="sagecomm")
         dist.all_reduce(x, group=group)
         dist.destroy_process_group(group)
     # A group's memory is given back when all ranks have closed it, and one of them makes or destroys another group.
     for _ in range(2000):
-        if free - torch.cuda.mem_get_info()[0] <= bound:
+        if free - torch.cuda.mem_get_info()[0] <= ARENA:
             break
         time.sleep(0.005)
     return free - torch.cuda.mem_get_info()[0]

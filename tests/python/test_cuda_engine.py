@@ -139,17 +139,13 @@ def test_links_choose_the_algorithm(cuda_bed: CudaBed, devices: int) -> None:
 
 
 def test_memory_is_given_back(cuda_bed: CudaBed) -> None:
-    bound = ARENA + PAGE_OF_FILES
-    for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, 4, bound, **SETTINGS):
-        assert bytes_in_use <= bound
+    for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, **SETTINGS):
+        assert bytes_in_use <= ARENA + PAGE_OF_FILES
 
 
 def test_memory_with_handles_is_used_again(cuda_bed: CudaBed) -> None:
-    """A group that is destroyed may still have its memory when the next one is made."""
-    bound = 3 * ARENA
     settings = {**SETTINGS, "EMULATOR_FAULTS": "cuMemExportToShareableHandle@1+=not_supported"}
-    for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, 8, bound, **settings):
-        assert bytes_in_use <= bound
+    assert cuda_bed.ranks("device_cuda:memory_is_used_again", 2, **settings) == [True, True]
 
 
 # A driver without files for memory: on all ranks, or on one, which shares or opens none.
