@@ -352,9 +352,9 @@ func TestKernelsThatCUDARefuses(t *testing.T) {
 // device.
 func TestAccessToMemory(t *testing.T) {
 	for fault, others := range map[string][2]bool{
-		"":                             {true, true},
+		"":                           {true, true},
 		"cuDeviceCanAccessPeer@1=#0": {false, true},
-		"cuMemSetAccess@3=#801":        {false, true}, // behind those of the bed's memory and of the own device
+		"cuMemSetAccess@3=#801":      {false, true}, // behind those of the bed's memory and of the own device
 	} {
 		t.Run(strings.NewReplacer("@", "_", "=", "_", "#", "").Replace(fault), func(t *testing.T) {
 			onCUDA(t, []string{"EMULATOR_DEVICES=3", "EMULATOR_FAULTS=" + fault}, func(t *testing.T, b *cudaBed) {
