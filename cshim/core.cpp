@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -15,6 +16,8 @@ namespace sagecomm {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 std::mutex loadMutex;
 std::string loadedPath; // guarded by loadMutex
 sagecomm_waits longest{}; // stored before table
@@ -23,6 +26,7 @@ std::atomic<bool> inForkedChild{false};
 std::atomic<bool> leaving{false};
 std::atomic<bool> gateClosed{false};
 std::atomic<int> insideGate{0};
+std::atomic<Clock::rep> insideSince{0}; // when insideGate was 0 for the last time, on Clock
 
 const sagecomm_api* openLibrary(const std::string& path) {
   // Never closed: Go's runtime cannot be unloaded.
@@ -104,11 +108,15 @@ void shutdownCore() {
   if (!coreLoaded() || forked() || leaving.exchange(true)) {
     return;
   }
+  const auto began = Clock::now();
   core().shutdown(); // operations fail, and Futures that are open get the error, while threads may take the GIL
   gateClosed.store(true);
-  // A user's callback may run in there. The process ends without it when this time is over.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(waits().hooks_ns);
-  while (insideGate.load() != 0 && std::chrono::steady_clock::now() < deadline) {
+  // A user's callback may run in the gate. The process ends without it when hooks_ns is over, of which shutdown() may have waited for it
+  // already; who has come in last gets one slice at least.
+  const auto entered = std::max(began, Clock::time_point(Clock::duration(insideSince.load())));
+  const auto deadline = std::max(
+      entered + std::chrono::nanoseconds(waits().hooks_ns), Clock::now() + std::chrono::nanoseconds(waits().slice_ns));
+  while (insideGate.load() != 0 && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -120,7 +128,9 @@ bool exiting() noexcept {
 // Sequentially consistent on both sides: either shutdownCore() sees this thread inside, or this thread sees the gate
 // closed.
 CompletionGate::CompletionGate() noexcept {
-  insideGate.fetch_add(1);
+  if (insideGate.fetch_add(1) == 0) {
+    insideSince.store(Clock::now().time_since_epoch().count());
+  }
   open_ = !gateClosed.load();
 }
 

@@ -95,7 +95,11 @@ void raise(const sagecomm_error& error) {
   if (error.status == SAGECOMM_FORKED) {
     C10_THROW_ERROR(Error, std::string(error.message, strnlen(error.message, sizeof error.message)));
   }
-  if (exiting() || Py_IsInitialized() == 0) {
+  // A thread of Python takes the GIL in any case when it returns to it. Another one may take it until the gate is closed; behind that
+  // only torch's own type is left, which needs no GIL.
+  const CompletionGate gate;
+  const bool python = Py_IsInitialized() != 0 && (gate.open() || PyGILState_GetThisThreadState() != nullptr);
+  if (!python) {
     C10_THROW_ERROR(DistBackendError, std::string(error.message, strnlen(error.message, sizeof error.message)));
   }
   py::gil_scoped_acquire gil;

@@ -24,7 +24,8 @@ void setExceptionTypes(
     const pybind11::type& mismatch,
     const pybind11::type& aborted);
 
-// Throws the exception for `error`. Called with or without the GIL.
+// Throws the exception for `error`. Called with or without the GIL. While the process ends it is the same one, but for threads of the
+// core that come behind shutdownCore().
 [[noreturn]] void raise(const sagecomm_error& error);
 
 // Returns the exception for `error`, for Futures.

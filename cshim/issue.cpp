@@ -1,8 +1,14 @@
 // issue.cpp hands the Calls of ProcessGroupSagecomm to the core, one alone or several at once, on the thread that called
 // torch.
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "call.hpp"
+#include "core.hpp"
 #include "duration.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
@@ -24,6 +30,51 @@ void Call::describe() {
   op.out_blocks = buffers.outBlocks();
 }
 
+namespace {
+
+// Turn is a call's turn to queue commands on a device, for its lifetime. A call whose outputs are copied back behind its commands is
+// alone, so that no operation of another thread comes between: the end of the call would wait for that one's peers. The others queue
+// at the same time as far as the core lets them. P2p operations have streams of their own, and so turns of their own. Who waits for a turn
+// handles signals, because a first collective has it until its peers come.
+class Turn {
+ public:
+  Turn(std::shared_timed_mutex& collectives, std::shared_timed_mutex& p2p, const Call& call) {
+    if (forked()) { // another thread of the parent may have had its turn
+      return;
+    }
+    const auto collects = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };
+    const sagecomm_op* const first = call.coalesced.empty() ? &call.op : call.coalesced.data();
+    const sagecomm_op* const last = first + std::max<size_t>(call.coalesced.size(), 1);
+    if (std::any_of(first, last, collects)) {
+      take(collectives, call.buffers.staged());
+    }
+    if (!std::all_of(first, last, collects)) {
+      take(p2p, call.buffers.staged());
+    }
+  }
+
+ private:
+  void take(std::shared_timed_mutex& turns, bool alone) {
+    if (alone) {
+      await(alone_.emplace_back(turns, std::defer_lock));
+    } else {
+      await(together_.emplace_back(turns, std::defer_lock));
+    }
+  }
+
+  template <class Lock>
+  static void await(Lock& lock) {
+    while (!lock.try_lock() && !lock.try_lock_for(std::chrono::nanoseconds(waits().slice_ns))) {
+      checkSignals();
+    }
+  }
+
+  c10::SmallVector<std::unique_lock<std::shared_timed_mutex>, 2> alone_;
+  c10::SmallVector<std::shared_lock<std::shared_timed_mutex>, 2> together_;
+};
+
+} // namespace
+
 // A synchronous operation that completes inside issue() is the fast case: it takes no lock and allocates one Work.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(group_.load(std::memory_order_relaxed) == 0)) {
@@ -43,7 +94,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     }
   }
   std::unique_ptr<DeviceWork> device;
+  std::optional<Turn> turn;
   if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
+    turn.emplace(collectives_, p2p_, call);
     device = std::make_unique<DeviceWork>(*call.buffers.device(), call.buffers.deviceTensors());
   }
   const Stopwatch watch = hooks_.start();
@@ -80,6 +133,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
   if (C10_UNLIKELY(device != nullptr)) {
     device->issued(call.buffers);
+    turn.reset();
   }
 
   if (C10_UNLIKELY(status < 0)) {
@@ -122,7 +176,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       source = api_.work_source(issued.work);
     }
     call.ephemeralShare.end();
-    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_);
+    work->finishInline(issued.work, call.buffers, issued.sequence, source, *info_);
+    if (!call.async) {
+      work->raiseError();
+    }
     return work;
   }
   work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
@@ -212,7 +269,8 @@ void checkCopies(const std::vector<Call>& calls) {
             "operations " + std::to_string(std::min(a->call, b->call)) + " and " +
                 std::to_string(std::max(a->call, b->call)) +
                 " of one coalesced call, counted from 0, share memory that one of them writes, and a tensor of them "
-                "is not contiguous; issue them in separate calls");
+                "is not contiguous or is multiplied by a factor on its device; pass a clone() of the tensor that they "
+                "share, or issue them in separate calls");
       }
     }
   }
@@ -275,7 +333,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::completed(const OpInfo& info) {
   auto work = c10::make_intrusive<Work>(rank_, info, Tensors(), milliseconds(timeoutMs_.load()));
   Buffers none;
-  work->finishInline(0, none, getSequenceNumberForGroup(), -1, hooks_);
+  work->finishInline(0, none, getSequenceNumberForGroup(), -1, *info_);
   return work;
 }
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <type_traits>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -253,6 +254,9 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::unique_ptr<Stacks> stacks_; // null: the group records no stacks
   std::atomic<bool> described_{false}; // describeGroup() was called
   Windows windows_;
+  // Turns in which calls on devices are issued, see issue.cpp. A thread that takes both takes collectives_ first.
+  std::shared_timed_mutex collectives_;
+  std::shared_timed_mutex p2p_;
   ProfilerNames profilerNames_;
   std::atomic<int64_t> timeoutMs_;
   // Guards what changes the group. A thread that holds it waits for nothing and does not ask for the GIL; reconfigure()

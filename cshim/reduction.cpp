@@ -4,24 +4,10 @@
 #include <ATen/ATen.h>
 
 #include "errors.hpp"
-#include "plainly.hpp"
 
 namespace sagecomm {
 
 namespace {
-
-// Returns the product as the core computes it: the factor is rounded to the precision in which the type accumulates.
-at::Tensor scaled(const at::Tensor& input, const at::Tensor& factor) {
-  const Plainly plainly;
-  const at::Tensor plain = input.resolve_conj().resolve_neg();
-  if (plain.is_complex()) {
-    const at::Tensor parts = at::view_as_real(plain.contiguous());
-    return at::view_as_complex(parts.mul(factor.reshape({}).to(parts.scalar_type())));
-  }
-  const bool narrow = plain.scalar_type() == at::kHalf || plain.scalar_type() == at::kBFloat16;
-  const at::ScalarType wide = narrow ? at::kFloat : plain.scalar_type();
-  return plain.to(wide).mul(factor.reshape({}).to(wide)).to(plain.scalar_type());
-}
 
 bool isScaled(at::ScalarType type) {
   return type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble ||
@@ -46,7 +32,8 @@ double premulFactor(Call& call, const c10d::ReduceOp& reduction) {
   if (const c10::Device* const on = call.buffers.device(); on != nullptr && *on == factor.device()) {
     for (size_t i = 0; i < call.inputs.size() && isScaled(call.inputs[i].scalar_type());
          i++) { // the core refuses others
-      call.buffers.replaceInput(i, scaled(call.inputs[i], factor));
+      const Buffers::Own own = call.buffers.ownInput(i, call.inputs[i]);
+      multiply(own.memory, own.value, factor);
     }
     return 1;
   }

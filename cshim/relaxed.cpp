@@ -1,36 +1,66 @@
-// relaxed.cpp changes the mode of a thread by CUDA's driver, which torch has opened. See relaxed.hpp.
+// relaxed.cpp changes the mode of a thread by a function of the device's runtime, which torch has opened. See relaxed.hpp.
 #include "relaxed.hpp"
 
 #include <dlfcn.h>
+
+#include <initializer_list>
 
 namespace sagecomm {
 
 namespace {
 
-constexpr int kRelaxed = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
+// CU_STREAM_CAPTURE_MODE_RELAXED, hipStreamCaptureModeRelaxed and ACL_MODEL_RI_CAPTURE_MODE_RELAXED: the three runtimes number their
+// modes alike, and each function puts the former mode where the new one was and returns 0.
+constexpr int kRelaxed = 2;
 
-using Exchange = int (*)(int* mode);
+struct Symbol {
+  const char* library;
+  const char* function;
+};
 
-Exchange exchange() {
-  static const Exchange found = [] {
-    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
-    return driver == nullptr ? nullptr : reinterpret_cast<Exchange>(dlsym(driver, "cuThreadExchangeStreamCaptureMode"));
-  }();
-  return found;
+// Returns the function of the first library that this process has loaded and that has it, null if there is none.
+void* find(std::initializer_list<Symbol> symbols) {
+  for (const Symbol& symbol : symbols) {
+    if (void* const library = dlopen(symbol.library, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)) {
+      if (void* const function = dlsym(library, symbol.function)) {
+        return function;
+      }
+    }
+  }
+  return nullptr;
 }
 
 } // namespace
 
-Relaxed::Relaxed(c10::DeviceType type) noexcept {
-  if (type == c10::DeviceType::CUDA && exchange() != nullptr) {
-    mode_ = kRelaxed;
-    exchanged_ = exchange()(&mode_) == 0;
+// Torch for ROCm calls its devices CUDA's. A PrivateUse1 device is Ascend's if its runtime is loaded. A device is in use when this is
+// called, so its library is loaded.
+Relaxed::Exchange Relaxed::exchangeOf(c10::DeviceType type) {
+  if (type == c10::DeviceType::CUDA) {
+    static const auto found = reinterpret_cast<Exchange>(find({
+        {"libcuda.so.1", "cuThreadExchangeStreamCaptureMode"},
+        {"libamdhip64.so.7", "hipThreadExchangeStreamCaptureMode"},
+        {"libamdhip64.so.6", "hipThreadExchangeStreamCaptureMode"},
+        {"libamdhip64.so", "hipThreadExchangeStreamCaptureMode"},
+    }));
+    return found;
+  }
+  if (type == c10::DeviceType::PrivateUse1) {
+    static const auto found =
+        reinterpret_cast<Exchange>(find({{"libascendcl.so", "aclmdlRICaptureThreadExchangeMode"}}));
+    return found;
+  }
+  return nullptr;
+}
+
+Relaxed::Relaxed(c10::DeviceType type) noexcept : exchange_(exchangeOf(type)), mode_(kRelaxed) {
+  if (exchange_ != nullptr && exchange_(&mode_) != 0) { // Ascend has devices without this feature
+    exchange_ = nullptr;
   }
 }
 
 Relaxed::~Relaxed() {
-  if (exchanged_) {
-    exchange()(&mode_);
+  if (exchange_ != nullptr) {
+    exchange_(&mode_);
   }
 }
 

@@ -6,7 +6,7 @@
 namespace sagecomm {
 
 // Relaxed is in force in its thread for its lifetime. Without it such a call breaks the capture of any other thread that has torch's
-// default mode, "global". Only CUDA has such captures.
+// default mode, "global". CUDA, ROCm and Ascend have such captures. It does nothing where the runtime cannot change the mode.
 class Relaxed {
  public:
   explicit Relaxed(c10::DeviceType type) noexcept;
@@ -15,8 +15,11 @@ class Relaxed {
   Relaxed& operator=(const Relaxed&) = delete;
 
  private:
-  bool exchanged_ = false;
-  int mode_ = 0; // of the thread, before
+  using Exchange = int (*)(int* mode);
+  static Exchange exchangeOf(c10::DeviceType type);
+
+  Exchange exchange_; // null: the mode was not changed
+  int mode_; // of the thread, before
 };
 
 } // namespace sagecomm

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "compat.hpp"
 #include "plainly.hpp"
 #include "relaxed.hpp"
+#include "tensors.hpp"
 
 namespace sagecomm {
 
@@ -35,12 +37,17 @@ struct Values {
   c10::Event made;
 };
 
+struct OnDevice {
+  std::once_flag prepared;
+  std::optional<Values> values; // set once it is prepared
+};
+
 // The state of the process. It is never destroyed, because the device may be gone by then.
 struct Streams {
   std::mutex mutex; // guards the rest
   std::deque<c10::Stream> all; // by number - 1
   std::set<std::pair<Place, c10::StreamId>> taken;
-  std::map<Place, Values> values;
+  std::map<Place, OnDevice> devices; // an entry stays where it is
   std::map<Place, c10::Stream> ordering;
 };
 
@@ -65,24 +72,65 @@ c10::Stream anyStream(const VirtualGuardImpl& guard, c10::Device device, int pri
 // of ordinary priority, mostly.
 enum class First : uint8_t { kOrdinary, kGreatest };
 
-// Requires: the mutex.
+// Holds: nothing while torch makes the stream, because the device may wait for all of its streams there.
 c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device, First first) {
+  Streams& the = streams();
   for (int pool = 0; pool < kPriorities; pool++) {
     const int priority = first == First::kOrdinary ? pool : kPriorities - 1 - pool;
     for (int turn = 0; turn < kTurns; turn++) {
       const c10::Stream stream = anyStream(guard, device, priority);
-      if (streams().taken.emplace(placeOf(device), stream.id()).second) {
+      std::lock_guard<std::mutex> lock(the.mutex);
+      if (the.taken.emplace(placeOf(device), stream.id()).second) {
         return stream;
       }
     }
   }
+  std::lock_guard<std::mutex> lock(the.mutex);
   TORCH_CHECK(
       false,
       "torch has no stream of ",
       device,
       " left that no other group has (",
-      streams().all.size(),
+      the.all.size(),
       " are in use); destroy groups that are not needed any more, or make fewer");
+}
+
+// Launches once each kernel of torch that the library needs: copies of rows that are not contiguous, in both directions, of lazy
+// conjugates and negatives, and products by a factor. CUDA's runtime loads a kernel in its first launch, which waits until all streams of
+// the device are idle.
+void loadKernels(const c10::Stream& stream) {
+  const Plainly plainly;
+  const c10::StreamGuard on(stream);
+  const auto make = [&](at::ScalarType type) {
+    return at::empty({2, 2}, at::TensorOptions().dtype(type).device(stream.device()));
+  };
+  const auto launch = [](auto&& kernels) {
+    try {
+      kernels();
+    } catch (const c10::Error&) { // torch has no such kernel; an operation that needs it raises the same
+    }
+  };
+  for (const at::ScalarType type : dataTypes()) {
+    launch([&] {
+      const at::Tensor rows = make(type).select(1, 0);
+      rows.contiguous();
+      rows.copy_(make(type).select(0, 0));
+    });
+  }
+  for (const at::ScalarType type : {at::kComplexFloat, at::kComplexDouble}) {
+    launch([&] {
+      make(type).conj().resolve_conj();
+      at::imag(make(type).conj()).resolve_neg();
+    });
+  }
+  for (const at::ScalarType type : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    for (const at::ScalarType factor : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kLong}) {
+      launch([&] {
+        const at::Tensor x = make(type);
+        multiply(x, x, make(factor).select(0, 0).select(0, 0));
+      });
+    }
+  }
 }
 
 // Makes the numbers in `stream`, where nothing else is queued. The device may wait for memory, so nobody holds the mutex.
@@ -94,6 +142,27 @@ Values makeValues(const c10::Stream& stream) {
       c10::Event(stream.device_type())};
   made.made.record(stream);
   return made;
+}
+
+OnDevice& stateOf(c10::Device device) {
+  Streams& the = streams();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  return the.devices[placeOf(device)];
+}
+
+// Does once on each device what may wait for all of its streams, before one of the library waits for anything. Other threads that come
+// to the device wait for the first one. `in` is a stream in which nothing else is queued.
+template <class F>
+const Values& prepare(c10::Device device, F&& in) {
+  OnDevice& state = stateOf(device);
+  std::call_once(state.prepared, [&] {
+    const c10::Stream stream = in();
+    if (device.type() == c10::DeviceType::CUDA) {
+      loadKernels(stream);
+    }
+    state.values.emplace(makeValues(stream));
+  });
+  return *state.values;
 }
 
 at::Tensor view(void* data, uint64_t n, at::ScalarType type, c10::Device device) {
@@ -117,6 +186,13 @@ void queueCopy(
   view(copy.to, n, type, to).copy_(view(const_cast<void*>(copy.from), n, type, from), /*non_blocking=*/true);
 }
 
+uint64_t numbered(const c10::Stream& stream) {
+  Streams& the = streams();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  the.all.push_back(stream);
+  return the.all.size();
+}
+
 } // namespace
 
 c10::Stream orderingStream(c10::Device device) {
@@ -124,30 +200,28 @@ c10::Stream orderingStream(c10::Device device) {
   const c10::OptionalDeviceGuard current(device);
   const Relaxed captures(device.type());
   Streams& the = streams();
+  {
+    std::lock_guard<std::mutex> lock(the.mutex);
+    if (const auto known = the.ordering.find(placeOf(device)); known != the.ordering.end()) {
+      return known->second;
+    }
+  }
+  const c10::Stream made = freshStream(guard, device, First::kGreatest);
   std::lock_guard<std::mutex> lock(the.mutex);
-  const auto known = the.ordering.find(placeOf(device));
-  return known != the.ordering.end()
-             ? known->second
-             : the.ordering.emplace(placeOf(device), freshStream(guard, device, First::kGreatest)).first->second;
+  const auto [known, first] = the.ordering.emplace(placeOf(device), made);
+  if (!first) { // another thread was faster; torch hands this one out again
+    the.taken.erase({placeOf(device), made.id()});
+  }
+  return known->second;
 }
 
 uint64_t makeStream(c10::Device device) {
   const VirtualGuardImpl guard(device.type());
   const c10::OptionalDeviceGuard current(device);
   const Relaxed captures(device.type());
-  Streams& the = streams();
-  std::unique_lock<std::mutex> lock(the.mutex);
   const c10::Stream stream = freshStream(guard, device, First::kOrdinary);
-  auto known = the.values.find(placeOf(device));
-  if (known == the.values.end()) {
-    lock.unlock();
-    Values made = makeValues(stream);
-    lock.lock();
-    known = the.values.emplace(placeOf(device), std::move(made)).first; // unless another thread has made them meanwhile
-  }
-  known->second.made.block(stream);
-  the.all.push_back(stream);
-  return the.all.size();
+  prepare(device, [&] { return stream; }).made.block(stream);
+  return numbered(stream);
 }
 
 // Torch's CUDA build takes the handle of a stream for the id of an external stream, as at::cuda::getStreamFromExternal() does.
@@ -155,10 +229,10 @@ uint64_t adoptStream(c10::Device device, void* handle) {
   const c10::Stream stream =
       c10::Stream::unpack3(reinterpret_cast<c10::StreamId>(handle), device.index(), device.type());
   TORCH_CHECK(nativeHandle(stream) == handle, "torch does not know external streams of ", device);
-  Streams& the = streams();
-  std::lock_guard<std::mutex> lock(the.mutex);
-  the.all.push_back(stream);
-  return the.all.size();
+  const c10::OptionalDeviceGuard current(device);
+  const Relaxed captures(device.type());
+  prepare(device, [&] { return orderingStream(device); });
+  return numbered(stream);
 }
 
 c10::Stream streamOf(uint64_t number) {
@@ -185,11 +259,7 @@ void queueCopyToDevice(const c10::Stream& stream, const sagecomm_copy& copy) {
 
 void queueWrite(const c10::Stream& stream, uint32_t* word, uint32_t value) {
   TORCH_CHECK(value <= SAGECOMM_MAX_VALUE, "the value ", value, " is larger than ", SAGECOMM_MAX_VALUE);
-  const int32_t* numbers = nullptr;
-  {
-    std::lock_guard<std::mutex> lock(streams().mutex);
-    numbers = streams().values.at(placeOf(stream.device())).numbers.const_data_ptr<int32_t>();
-  }
+  const auto* numbers = stateOf(stream.device()).values->numbers.const_data_ptr<int32_t>();
   queueCopy(stream, {word, numbers + value, sizeof *word}, 1, at::kInt, at::kCPU, stream.device());
 }
 

@@ -244,8 +244,23 @@ void Buffers::separateInput(const at::Tensor& input, int rank) {
   }
 }
 
-void Buffers::replaceInput(size_t index, const at::Tensor& t) {
-  in_[index] = readable(copies_.emplace_back(toBlock(t)));
+Buffers::Own Buffers::ownInput(size_t index, const at::Tensor& t) {
+  const auto standsFor = [&](const at::Tensor& copy) { return copy.const_data_ptr() == in_[index].data; };
+  for (const at::Tensor& copy : copies_) {
+    if (standsFor(copy)) {
+      return {copy, copy};
+    }
+  }
+  for (const auto& [_, copy] : copyBack_) {
+    if (standsFor(copy)) {
+      return {copy, copy};
+    }
+  }
+  const Plainly plainly;
+  const at::Tensor& memory =
+      copies_.emplace_back(at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous)));
+  in_[index] = readable(memory);
+  return {memory, t};
 }
 
 namespace {
@@ -295,6 +310,29 @@ struct Runs {
 };
 
 } // namespace
+
+const std::vector<at::ScalarType>& dataTypes() {
+  static const std::vector<at::ScalarType> known = [] {
+    std::vector<at::ScalarType> types;
+    for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); i++) {
+      if (const auto type = static_cast<at::ScalarType>(i); coreType(type) != kUnknownType) {
+        types.push_back(type);
+      }
+    }
+    return types;
+  }();
+  return known;
+}
+
+// A factor of one dimension takes part in torch's choice of the precision, a scalar tensor would not.
+void multiply(const at::Tensor& to, const at::Tensor& input, const at::Tensor& factor) {
+  const Plainly plainly;
+  const at::ScalarType part = c10::toRealValueType(input.scalar_type());
+  const at::ScalarType wide = part == at::kHalf || part == at::kBFloat16 ? at::kFloat : part;
+  const auto parts = [&](const at::Tensor& t) { return (t.is_complex() ? at::view_as_real(t) : t).unsqueeze(0); };
+  at::Tensor product = parts(to);
+  at::mul_out(product, parts(input), factor.reshape({1}).to(wide));
+}
 
 Extent extentOf(const at::Tensor& t) {
   if (!t.has_storage() || t.numel() == 0) {

@@ -42,8 +42,15 @@ class Buffers {
   // Requires: input and outputs were added.
   void separateInput(const at::Tensor& input, int rank);
 
-  // Puts another tensor of the same length and type in the place of an input, and keeps it. An output in the same memory stays.
-  void replaceInput(size_t index, const at::Tensor& t);
+  // Own is memory for an input that nothing but the operation uses, and a tensor of the same shape that has the value: itself, if a
+  // copy stands for the input anyway, else the input.
+  struct Own {
+    at::Tensor memory;
+    at::Tensor value;
+  };
+  // Gives an input, which is `t`, memory of its own. The caller writes it before the operation is issued. An output in the memory of the
+  // input stays where it is.
+  Own ownInput(size_t index, const at::Tensor& t);
 
   // Without an argument each segment is a block; otherwise `bytes` gives the length of each block. Requires: all segments
   // were added.
@@ -118,6 +125,13 @@ class Buffers {
   std::vector<at::Tensor> copies_; // inputs' copies, alive until the operation has finished
   std::vector<std::pair<at::Tensor, at::Tensor>> copyBack_; // {the user's output, its copy}
 };
+
+// Multiplies the input by a factor, one real number on its device, and writes the product to `to`, which may be the input. The product is
+// the one that the core computes: the factor is rounded to the precision in which the type accumulates, and the product once to the type.
+void multiply(const at::Tensor& to, const at::Tensor& input, const at::Tensor& factor);
+
+// Returns the types of tensors that the core knows.
+const std::vector<at::ScalarType>& dataTypes();
 
 // Reports whether all elements lie inside the tensor's storage.
 bool hasMemory(const at::Tensor& t);

@@ -62,12 +62,12 @@ void Work::notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKey
   memberKeys_ = std::move(memberKeys);
 }
 
-void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks) {
+void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const GroupInfo& group) {
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
   if (C10_UNLIKELY(buffers.staged() || device_ != nullptr)) {
-    finishOutputs(buffers);
+    finishOutputs(buffers, group);
   }
   endProfiling();
   if (C10_UNLIKELY(watch_.runs())) {
@@ -77,19 +77,25 @@ void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequenc
   done_.store(true, std::memory_order_release);
   if (C10_UNLIKELY(device_ != nullptr)) {
     device_->release();
-    device_->awaitInCurrentStream();
+    awaitOnDevice();
   }
-  if (C10_UNLIKELY(watch_.runs())) {
-    runHooks(hooks);
+  if (C10_UNLIKELY(watch_.runs()) && error_ == nullptr) {
+    runHooks(*group.hooks);
   }
 }
 
-// Writes the outputs, or queues that in a stream of the device.
-void Work::finishOutputs(Buffers& buffers) {
-  if (device_) {
-    device_->succeed(buffers);
-  } else if (buffers.staged()) {
-    buffers.copyBack();
+// Writes the outputs, or queues that in a stream of the device. If it cannot, the operation has failed.
+void Work::finishOutputs(Buffers& buffers, const GroupInfo& group) {
+  try {
+    if (device_) {
+      device_->succeed(buffers);
+    } else if (buffers.staged()) {
+      buffers.copyBack();
+    }
+  } catch (const c10::Error& e) {
+    cannotWrite(group, e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    cannotWrite(group, e.what());
   }
 }
 
@@ -153,13 +159,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
       logFailure();
     }
   } else {
-    try {
-      finishOutputs(pending_->buffers);
-    } catch (const c10::Error& e) {
-      cannotWrite(e.what_without_backtrace());
-    } catch (const std::exception& e) {
-      cannotWrite(e.what());
-    }
+    finishOutputs(pending_->buffers, *group_);
   }
   if (source_ < 0 && status == SAGECOMM_OK && opType_ == c10d::OpType::RECVANYSOURCE) {
     source_ = core().work_source(handle_);
@@ -206,15 +206,15 @@ void Work::logFailure() const {
 }
 
 // The peers take the operation for a success. They learn by the failure of the group that this rank does not go on as they do.
-void Work::cannotWrite(const char* why) {
+void Work::cannotWrite(const GroupInfo& group, const char* why) {
   if (device_) {
     device_->fail();
   }
   error_ = std::make_unique<sagecomm_error>();
-  const std::string reason = "rank " + std::to_string(group_->rank) + " cannot write an output: " + why;
-  fillError(*error_, SAGECOMM_INTERNAL, name_, group_->name, reason);
-  core().group_abort(
-      group_->group, (std::string(name_) + ": " + reason).c_str(), nullptr); // an error if it is destroyed
+  const std::string where = device_ ? device_->device().str() : "cpu";
+  const std::string reason = "rank " + std::to_string(group.rank) + " cannot write an output on " + where + ": " + why;
+  fillError(*error_, SAGECOMM_INTERNAL, name_, group.name, reason);
+  core().group_abort(group.group, (std::string(name_) + ": " + reason).c_str(), nullptr); // an error if it is destroyed
 }
 
 bool Work::waitUntilDone(milliseconds timeout) {
@@ -259,9 +259,7 @@ void Work::drive() {
     throw;
   }
   awaitOnDevice();
-  if (error_) {
-    raise(*error_);
-  }
+  raiseError();
 }
 
 // The error of the operation comes before one of the device: what has failed may have put the device out of order.
@@ -288,8 +286,8 @@ bool Work::wait(milliseconds timeout) {
   if (C10_UNLIKELY(device_ != nullptr) && (opType_ != c10d::OpType::BARRIER || device_->captured())) {
     awaitOnDevice();
   }
-  if (C10_UNLIKELY(done() && error_ != nullptr)) {
-    raise(*error_);
+  if (done()) {
+    raiseError();
   }
   return true;
 }

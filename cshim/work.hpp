@@ -20,6 +20,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "device_work.hpp"
+#include "errors.hpp"
 #include "ephemeral_timeout.hpp"
 #include "hooks.hpp"
 #include "sagecomm.h"
@@ -70,8 +71,9 @@ class Work final : public c10d::Work {
   void own(std::unique_ptr<DeviceWork>&& device) {
     device_ = std::move(device);
   }
-  // Completes a Work whose operation finished inside issue(). `handle` may be 0.
-  void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks);
+  // Completes a Work whose operation finished inside issue(). `handle` may be 0. An output that cannot be written becomes the error
+  // of the Work, as it does in an operation that ends later.
+  void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const GroupInfo& group);
   // Attaches a Work whose operation goes on, and takes over the memory that the operation uses. Throws nothing, because the
   // core is using the buffers by now.
   void attach(
@@ -97,6 +99,12 @@ class Work final : public c10d::Work {
   void completeLater();
   // Drives the operation to its end. For synchronous operations. If a signal handler raises, completeLater() takes over.
   void drive();
+  // Raises the error of an operation that has ended, if it has one.
+  void raiseError() const {
+    if (C10_UNLIKELY(error_ != nullptr)) {
+      raise(*error_);
+    }
+  }
 
   // --- c10d::Work ---
 
@@ -119,13 +127,13 @@ class Work final : public c10d::Work {
   uint64_t getCompletionKey() const; // virtual in newer torch
 
  private:
-  void finishOutputs(Buffers& buffers);
+  void finishOutputs(Buffers& buffers, const GroupInfo& group);
   static void doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept;
 
   void complete(int32_t status, const sagecomm_error* error);
   void runHooks(const Hooks& hooks) const;
   void logFailure() const;
-  void cannotWrite(const char* why);
+  void cannotWrite(const GroupInfo& group, const char* why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);
   void waitBriefly();

@@ -281,6 +281,7 @@ def factors(rank: int, size: int, store: str) -> None:
         same_bits(x, want, f"PREMUL_SUM of {dtype}")
         same_bits(out, wanted, f"reduce_scatter: PREMUL_SUM of {dtype}")
         same_bits(y, parts, f"the input of a reduce_scatter of {dtype}")
+    many_factors(rank, size)
     x, factor = torch.ones(5, device="cuda"), torch.full((), 2.0, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -292,16 +293,104 @@ def factors(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
+def many_factors(rank: int, size: int) -> None:
+    """Factors of many types, of device and host, several in flight, of rows, in a window, and their memory."""
+    op = dist._make_nccl_premul_sum
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64):
+            values = [torch.tensor(v + rank).to(kind) for v in (1.3, 2.7, -3.9)]
+            inputs = [noise(rank, dtype, 37), noise(rank + 7, dtype, 37), noise(rank + 14, dtype, 37)]
+            xs = [x.to(device()) for x in inputs]
+            rows = torch.zeros(37, 2, dtype=dtype, device=device())
+            rows[:, 1] = xs[2]
+            factor, works = values[0].to(device()), []
+            works.append(dist.all_reduce(xs[0], op(factor), async_op=True))
+            factor.copy_(values[1])  # behind the product of the first
+            works.append(dist.all_reduce(xs[1], op(factor), async_op=True))
+            works.append(dist.all_reduce(rows[:, 1], op(values[2]), async_op=True))  # a factor of the host
+            window = [x.to(device()) for x in inputs[:2]]
+            with dist._coalescing_manager(device=device(), async_ops=True) as manager:
+                for x in window:
+                    dist.all_reduce(x, op(factor))
+            manager.wait()
+            for work in works:
+                work.wait()
+            wanted = [x.clone() for x in (*inputs, *inputs[:2])]
+            for want, value in zip(wanted, (*values, values[1], values[1]), strict=True):
+                dist.all_reduce(want, op(float(value)))
+            for got, want in zip((xs[0], xs[1], rows[:, 1], *window), wanted, strict=True):
+                same_bits(got.contiguous(), want, f"PREMUL_SUM of {dtype} by {kind}")
+            assert not rows[:, 0].any()
+    x, factor = torch.ones(1 << 20, dtype=torch.float16, device=device()), torch.full((1,), 0.5, device=device())
+    dist.all_reduce(x, op(factor))
+    assert x[-1].item() == 0.5 * size
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    dist.all_reduce(x, op(factor))
+    torch.cuda.synchronize()
+    more = torch.cuda.max_memory_allocated() - before
+    assert more <= x.nbytes + 4096, f"{more} bytes for the product of {x.nbytes}"
+
+
+def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
+    """The end of an operation whose rows are copied back does not wait for one that another thread issues behind it."""
+    join_group(rank, size, store, 0)
+    told = c10d._get_default_store()
+    backend = c10d._get_default_group()._get_backend(torch.device("cuda"))
+    x, rows = torch.zeros(1000, device="cuda"), torch.ones(1000, 4, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    works: list[Any] = []
+
+    def other(number: int) -> None:
+        while backend._get_sequence_number_for_group() == number:
+            pass
+        works.append(dist.all_reduce(x, async_op=True))
+
+    def columns(step: int) -> Any:
+        if step % 2:
+            return dist.all_reduce(rows[:, 0], async_op=True)
+        return backend.allreduce_coalesced([rows[:, 0], rows[:, 2]], dist.AllreduceCoalescedOptions())
+
+    for step in range(10):
+        if rank > 0:
+            columns(step).wait()
+            told.wait([f"rows {step}"])
+            dist.all_reduce(x)
+            continue
+        thread = threading.Thread(target=other, args=(backend._get_sequence_number_for_group(),))
+        thread.start()
+        columns(step).wait()
+        there = torch.cuda.Event()
+        there.record()
+        begun = time.monotonic()
+        while not there.query():
+            assert time.monotonic() < begun + 20, "the rows wait for the operation of another thread"
+        told.set(f"rows {step}", "")
+        thread.join()
+        works.pop().wait()
+    torch.cuda.synchronize()
+    assert rows[0].tolist() == [float(size) ** 10, 1.0, float(size) ** 5, 1.0], rows[0]
+    fake_cuda.check()
+
+
 def beside_a_capture(rank: int, size: int, store: str) -> None:
-    """A thread asks whether operations have ended and begins the first p2p ones, while another thread captures."""
+    """Beside a capture, another thread asks whether operations have ended, begins the first p2p ones, and makes
+    collectives, barriers and object collectives."""
     join_group(rank, size, store, 0)
     x, y, z = torch.ones(1000, device="cuda"), torch.ones(1000, 2, device="cuda"), torch.zeros(4, device="cuda")
     sent = x.clone()
+    w, gathered = torch.ones(1000, device="cuda"), torch.zeros(1000 * size, device="cuda")
+    objects: list[Any] = [None] * size
     dist.all_reduce(x)
     torch.cuda.synchronize()
     works: list[Any] = [dist.all_reduce(x, async_op=True), dist.all_reduce(y[:, 0], async_op=True)]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
+    backend = c10d._get_default_group()._get_backend(torch.device("cuda"))
+    of_device = dist.BarrierOptions()
+    of_device.device_ids = [0]
     peer = (rank + 1) % size
     errors: list[Exception] = []
 
@@ -314,6 +403,14 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
             while not all(work.is_completed() for work in works[:2]):
                 assert time.monotonic() < begun + 30, "operations that have ended are said to be under way"
                 time.sleep(0.001)  # between two questions
+            with torch.cuda.stream(side):
+                works.append(dist.all_reduce(w, async_op=True))
+                works.append(dist.all_gather_into_tensor(gathered, sent, async_op=True))
+                backend.barrier(
+                    of_device
+                ).wait()  # dist.barrier() allocates a tensor on the device, which breaks a capture
+                dist.barrier()
+            dist.all_gather_object(objects, {"rank": rank})
         except Exception as error:
             errors.append(error)
 
@@ -334,6 +431,9 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
     torch.cuda.synchronize()
     assert z.tolist() == [7.0] * 4, z
     assert x2[0].tolist() == [2.0 * size, 2.0], x2[0]
+    assert w.tolist() == [float(size)] * 1000, w
+    assert gathered.tolist() == [1.0] * 1000 * size, gathered
+    assert objects == [{"rank": r} for r in range(size)], objects
     fake_cuda.check()
 
 

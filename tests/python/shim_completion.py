@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -14,6 +16,7 @@ import sagecomm
 from shim_harness import (
     DEADLINE,
     MANUAL,
+    NATIVE,
     OK,
     OK_WORK,
     PEER_FAILURE,
@@ -244,5 +247,48 @@ def output_that_cannot_be_written_fails_the_group() -> None:
     work = dist.all_reduce(column, async_op=True)
     column.resize_(3)
     fake.fake_finish(0)
-    raises(dist.DistBackendError, work.wait, "all_reduce: rank 0 cannot write an output: ")
+    raises(dist.DistBackendError, work.wait, "all_reduce: rank 0 cannot write an output on cpu: ")
     raises(sagecomm.Aborted, lambda: dist.all_reduce(torch.ones(4)))
+
+
+@contextlib.contextmanager
+def without_copies() -> Iterator[None]:
+    """Torch's copies between CPU tensors raise inside."""
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise ValueError("no copies here")
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("copy_", refuse, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def inline_output_that_cannot_be_written_fails_the_group(async_op: bool) -> None:
+    column = torch.ones(4, 2)[:, 0]
+    opts = NATIVE.AllgatherOptions()
+    opts.asyncOp = async_op
+    group, rows = backend(), [column, torch.ones(4), torch.ones(4)]  # of three ranks
+    inputs = torch.ones(4)
+
+    def call() -> None:
+        with without_copies():
+            work = group.allgather([rows[: dist.get_world_size()]], [inputs], opts)
+        assert work.is_completed()
+        assert not work.is_success()
+        work.wait()
+
+    raises(dist.DistBackendError, call, "all_gather: rank 0 cannot write an output on cpu: ")
+    raises(sagecomm.Aborted, lambda: dist.all_reduce(torch.ones(4)))
+
+
+@scenario
+def output_of_a_synchronous_op_that_cannot_be_written_fails_the_group() -> None:
+    inline_output_that_cannot_be_written_fails_the_group(async_op=False)
+
+
+@scenario
+def output_of_an_op_that_ends_at_once_that_cannot_be_written_fails_the_group() -> None:
+    inline_output_that_cannot_be_written_fails_the_group(async_op=True)

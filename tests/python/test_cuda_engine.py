@@ -111,6 +111,11 @@ def test_p2p_beside_calls_that_wait(cuda_bed: CudaBed, schedule: str, engine: st
     cuda_bed.ranks("device_p2p:beside_calls_that_wait", 2, **settings)
 
 
+@pytest.mark.parametrize("engine", quickly(["staged"], ["cuda", "staged"]))
+def test_rows_do_not_wait_for_another_thread(cuda_bed: CudaBed, engine: str) -> None:
+    cuda_bed.ranks("device_cuda:rows_beside_another_thread", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
+
+
 def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:is_void", 3, **SETTINGS):
         assert text.startswith("Aborted: "), text
