@@ -43,7 +43,8 @@ PYTHON = {
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
-    "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors or rows_do"],
+    "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],
+    "turns": ["tests/python/test_cuda_engine.py", "-k", "rows_do"],
     "exits": ["tests/python/test_endings.py", "-k", "futures_end"],
     "scripted": ["tests/python/test_shim_work.py", "-k", "written"],
     "vendors": ["tests/python/test_vendor_devices.py", "-k", "launch and (calls or waits)"],
