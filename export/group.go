@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 	"sagecomm/pgbackend"
 )
 
@@ -84,6 +85,25 @@ func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_
 	}
 	defer guardGroup(g, &status, err)
 	g.Abort(C.GoString(reason))
+	return C.SAGECOMM_OK
+}
+
+//export sagecommGroupFail
+func sagecommGroupFail(group C.sagecomm_group, fault *C.sagecomm_error, deviceType C.uint8_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_fail")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	if fault == nil {
+		return answer(err, invalid("group_fail: the fault is NULL"))
+	}
+	failure := runner.FailureOf(unsafe.Pointer(fault))
+	failure.OnDevice = deviceType != C.SAGECOMM_HOST
+	if e := g.Fail(failure); e != nil {
+		return answer(err, invalid("group_fail: %v", e))
+	}
 	return C.SAGECOMM_OK
 }
 

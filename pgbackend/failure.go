@@ -89,8 +89,31 @@ func (g *Group) Abort(reason string) {
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
+// Fail makes every operation of the group fail, here and on every rank, because this rank's caller cannot go on as the peers do. Of
+// fault it takes the status, the operation, which may be unknown, and the message, which is the reason.
+func (g *Group) Fail(fault *coll.Failure) error {
+	if fault.Status != coll.System && fault.Status != coll.Internal {
+		return fmt.Errorf("a group cannot fail with status %v: expected system or internal", fault.Status)
+	}
+	in := ""
+	if fault.Op != "" {
+		in = " in " + fault.Op
+	}
+	if fault.Op != "" && fault.Sequence != 0 {
+		in += fmt.Sprintf(" #%d", fault.Sequence)
+	}
+	if in != "" && fault.OnDevice {
+		in += " on a device"
+	}
+	f := *fault
+	f.Rank = g.rank
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on as its peers do%s: %s", g.title(), g.who(g.rank), in, fault.Message)
+	g.fail(&f)
+	return nil
+}
+
 // fail declares a failure that was found outside the runner, unless the group has failed or is destroyed. It fills in the group, the
-// sequence number and the culprit's process. When it returns, the group is down, also if another thread is about to take it down.
+// culprit's process, and a sequence number that is missing. When it returns, the group is down, also if another thread is about to take it down.
 func (g *Group) fail(f *coll.Failure) {
 	if !g.life.acquire() {
 		return
@@ -100,7 +123,10 @@ func (g *Group) fail(f *coll.Failure) {
 		g.adopt(known)
 		return
 	}
-	f.Group, f.Sequence = g.name, g.run.Sequence()
+	f.Group = g.name
+	if f.Sequence == 0 {
+		f.Sequence = g.run.Sequence()
+	}
 	if f.Rank >= 0 && f.Rank < g.size {
 		f.PID, f.Host = g.members[f.Rank].PID, g.members[f.Rank].Host
 	}

@@ -292,6 +292,24 @@ func TestPanicBecomesInternal(t *testing.T) {
 	other.each(func(g *Group) error { return asError(sum(g, 10)) })
 }
 
+// A rank whose caller cannot go on as its peers do fails the group with its reason, on all ranks.
+func TestCallerFailsTheGroup(t *testing.T) {
+	w := newWorld(t, 3)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	for _, status := range []coll.Status{coll.OK, coll.Invalid, coll.Aborted, coll.Forked} {
+		require.ErrorContains(t, w.groups[1].Fail(&coll.Failure{Status: status}), "expected system or internal")
+	}
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	require.NoError(t, w.groups[1].Fail(&coll.Failure{Status: coll.Internal, Op: "all_reduce", Sequence: 2, OnDevice: true, Message: "a reason"}))
+	require.NoError(t, w.groups[2].Fail(&coll.Failure{Status: coll.System, Message: "a later one"}))
+	list := w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) })
+	expectAll(t, list, coll.Internal, "rank 1 (", "cannot go on as its peers do in all_reduce #2 on a device: a reason")
+	for _, f := range list {
+		require.Equal(t, 1, f.Rank)
+		require.Equal(t, uint64(2), f.Sequence)
+	}
+}
+
 // A rank without memory for a call of its peers tells all of them instead of letting them wait.
 func TestRankThatCannotJoinIsNamed(t *testing.T) {
 	w := newWorld(t, 3)

@@ -82,6 +82,7 @@ static void fork_with_group(sagecomm_group group) {
     CHECK(api->issue(group, &op, &work, NULL, &err) == SAGECOMM_FORKED && strstr(err.message, "forked") != NULL);
     CHECK(api->group_error(group, &err) == SAGECOMM_FORKED);
     CHECK(api->group_abort(group, "no", &err) == SAGECOMM_FORKED);
+    CHECK(api->group_fail(group, &err, SAGECOMM_HOST, &err) == SAGECOMM_FORKED);
     CHECK(api->group_destroy(group, &err) == SAGECOMM_FORKED);
     CHECK(api->group_create(NULL, &group, &err) == SAGECOMM_FORKED);
     api->shutdown();
@@ -89,6 +90,30 @@ static void fork_with_group(sagecomm_group group) {
   }
   int status;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* One rank's caller cannot go on as the other one does: both get its reason. */
+static void fail_group(sagecomm_group group) {
+  sagecomm_error err;
+  sagecomm_error fault = {.status = SAGECOMM_ABORTED, .op = "all_reduce", .sequence = 1, .message = "the test says so"};
+  CHECK(api->group_fail(group, &fault, SAGECOMM_HOST, &err) == SAGECOMM_INVALID);
+  CHECK(api->group_fail(group, NULL, SAGECOMM_HOST, &err) == SAGECOMM_INVALID);
+  fault.status = SAGECOMM_INTERNAL;
+  float element = 1;
+  sagecomm_segment one = {&element, sizeof element};
+  sagecomm_op op = {
+      .kind = SAGECOMM_ALL_REDUCE, .dtype = SAGECOMM_FLOAT32, .n_in = 1, .n_out = 1, .in = &one, .out = &one};
+  for (int32_t status = SAGECOMM_OK; status == SAGECOMM_OK;) {
+    sagecomm_work work = 0;
+    status = api->issue(group, &op, &work, NULL, &err);
+    while (status == SAGECOMM_PENDING) status = api->wait(work, SECOND / 10, &err);
+    api->release(work);
+    /* The other rank has begun this one, so those before it are complete there. */
+    if (my_rank == 0 && status == SAGECOMM_OK)
+      CHECK(api->group_fail(group, &fault, SAGECOMM_HOST, &err) == SAGECOMM_OK);
+  }
+  CHECK(err.status == SAGECOMM_INTERNAL && err.rank == 0 && err.sequence == 1);
+  CHECK(strstr(err.message, "cannot go on as its peers do in all_reduce #1: the test says so") != NULL);
 }
 
 static void run(const char *library, char *dir) {
@@ -133,6 +158,7 @@ static void run(const char *library, char *dir) {
   char json[1 << 14];
   CHECK(api->group_stats(group, json, sizeof json) > 0 && strstr(json, "\"all_reduce\"") != NULL);
 
+  fail_group(group);
   CHECK(api->group_destroy(group, &err) == SAGECOMM_OK);
   CHECK(api->group_destroy(group, &err) == SAGECOMM_INVALID);
   CHECK(api->issue(group, &wrong, &work, NULL, NULL) == SAGECOMM_INVALID); /* err may be NULL */
