@@ -26,7 +26,7 @@ std::atomic<bool> inForkedChild{false};
 std::atomic<bool> leaving{false};
 std::atomic<bool> gateClosed{false};
 std::atomic<int> insideGate{0};
-std::atomic<Clock::rep> insideSince{0}; // when insideGate was 0 for the last time, on Clock
+std::atomic<Clock::rep> insideSince{0}; // when insideGate was 0 for the last time since `leaving`, on Clock
 
 const sagecomm_api* openLibrary(const std::string& path) {
   // Never closed: Go's runtime cannot be unloaded.
@@ -128,7 +128,7 @@ bool exiting() noexcept {
 // Sequentially consistent on both sides: either shutdownCore() sees this thread inside, or this thread sees the gate
 // closed.
 CompletionGate::CompletionGate() noexcept {
-  if (insideGate.fetch_add(1) == 0) {
+  if (insideGate.fetch_add(1) == 0 && exiting()) {
     insideSince.store(Clock::now().time_since_epoch().count());
   }
   open_ = !gateClosed.load();

@@ -81,6 +81,10 @@ class DeviceWork {
   bool captured() const {
     return captured_;
   }
+  // Reports whether it is known to be issued in a capture, also if it could not be made a part of the graph.
+  bool isInCapture() const {
+    return captured_ || bridge_.may_be_captured == SAGECOMM_CAPTURED;
+  }
   // Reports whether the device has written the outputs; of an operation that a graph has got, always. While the current
   // stream is being captured, which a question to the driver would break, the answer may be false for too long.
   bool passed();

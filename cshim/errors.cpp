@@ -10,6 +10,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "core.hpp"
+#include "gil.hpp"
 
 namespace py = pybind11;
 
@@ -95,10 +96,10 @@ void raise(const sagecomm_error& error) {
   if (error.status == SAGECOMM_FORKED) {
     C10_THROW_ERROR(Error, std::string(error.message, strnlen(error.message, sizeof error.message)));
   }
-  // A thread of Python takes the GIL in any case when it returns to it. Another one may take it until the gate is closed; behind that
-  // only torch's own type is left, which needs no GIL.
+  // Any thread may take the GIL until the gate is closed. Behind that the main thread may, which ends the interpreter. The others have
+  // torch's own type only, which needs no GIL.
   const CompletionGate gate;
-  const bool python = Py_IsInitialized() != 0 && (gate.open() || PyGILState_GetThisThreadState() != nullptr);
+  const bool python = Py_IsInitialized() != 0 && (gate.open() || holdsGil() || isMainThread());
   if (!python) {
     C10_THROW_ERROR(DistBackendError, std::string(error.message, strnlen(error.message, sizeof error.message)));
   }

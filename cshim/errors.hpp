@@ -24,8 +24,8 @@ void setExceptionTypes(
     const pybind11::type& mismatch,
     const pybind11::type& aborted);
 
-// Throws the exception for `error`. Called with or without the GIL. While the process ends it is the same one, but for threads of the
-// core that come behind shutdownCore().
+// Throws the exception for `error`. Called with or without the GIL. When shutdownCore() has returned, threads that have not the GIL, and
+// are not Python's main one, get a DistBackendError without attributes.
 [[noreturn]] void raise(const sagecomm_error& error);
 
 // Returns the exception for `error`, for Futures.

@@ -15,8 +15,12 @@ void rememberMainThread() {
   mainThread = pybind11::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
 }
 
+bool isMainThread() {
+  return PyThread_get_thread_ident() == mainThread;
+}
+
 void checkSignals() {
-  if (PyThread_get_thread_ident() != mainThread || exiting()) {
+  if (!isMainThread() || exiting()) {
     return;
   }
   pybind11::gil_scoped_acquire gil;
@@ -33,6 +37,9 @@ bool endsProgram(const std::exception_ptr& raised) {
   } catch (pybind11::error_already_set& e) {
     pybind11::gil_scoped_acquire gil;
     return !e.matches(PyExc_Exception);
+  } catch (const python_error& e) { // torch's, of a function that it calls from C++
+    pybind11::gil_scoped_acquire gil;
+    return e.type != nullptr && PyErr_GivenExceptionMatches(e.type, PyExc_Exception) == 0;
   } catch (...) {
     return false;
   }

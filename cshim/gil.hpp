@@ -40,6 +40,9 @@ class WithoutGil {
 // Remembers which thread runs Python's signal handlers. Called once, when the module is imported. Requires: the GIL.
 void rememberMainThread();
 
+// Reports whether this is the thread that runs them.
+bool isMainThread();
+
 // Runs pending signal handlers on Python's main thread; throws python_error if one of them raised. Called without the
 // GIL. Other threads return at once: they would take the GIL for nothing, and CPython ends a daemon thread that asks for
 // it while the interpreter shuts down.

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
@@ -32,46 +33,66 @@ void Call::describe() {
 
 namespace {
 
-// Turn is a call's turn to queue commands on a device, for its lifetime. A call whose outputs are copied back behind its commands is
-// alone, so that no operation of another thread comes between: the end of the call would wait for that one's peers. The others queue
-// at the same time as far as the core lets them. P2p operations have streams of their own, and so turns of their own. Who waits for a turn
-// handles signals, because a first collective has it until its peers come.
+// Turn is a call's turn to queue a group's collectives on a device, for its lifetime. A call whose outputs are copied back behind its
+// commands has it alone, so that no collective of another thread comes between: the end of the call would wait for that one's peers. The
+// others queue at the same time as far as the core lets them. P2p operations alone take no turn, because what they wait for must be able
+// to come while a first collective has its turn until its peers come. For that reason, too, who waits for a turn handles signals. A call
+// inside one that has its turn, which a signal handler makes, takes none.
 class Turn {
  public:
-  Turn(std::shared_timed_mutex& collectives, std::shared_timed_mutex& p2p, const Call& call) {
-    if (forked()) { // another thread of the parent may have had its turn
+  Turn(Turns& turns, const Call& call) : note_(turns) {
+    if (note_.nested || !collects(call) || forked()) { // a thread of the parent may have had its turn
       return;
     }
-    const auto collects = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };
-    const sagecomm_op* const first = call.coalesced.empty() ? &call.op : call.coalesced.data();
-    const sagecomm_op* const last = first + std::max<size_t>(call.coalesced.size(), 1);
-    if (std::any_of(first, last, collects)) {
-      take(collectives, call.buffers.staged());
-    }
-    if (!std::all_of(first, last, collects)) {
-      take(p2p, call.buffers.staged());
+    std::unique_lock<std::timed_mutex> line(turns.line, std::defer_lock);
+    await(line);
+    if (call.buffers.staged()) {
+      await(alone_ = std::unique_lock(turns.queue, std::defer_lock));
+    } else {
+      await(together_ = std::shared_lock(turns.queue, std::defer_lock));
     }
   }
 
  private:
-  void take(std::shared_timed_mutex& turns, bool alone) {
-    if (alone) {
-      await(alone_.emplace_back(turns, std::defer_lock));
-    } else {
-      await(together_.emplace_back(turns, std::defer_lock));
+  // The turns that a thread has or waits for, the innermost first.
+  struct Note {
+    const Turns& of;
+    const Note* const outer;
+    bool nested = false; // in another one of the group
+
+    explicit Note(const Turns& turns) : of(turns), outer(std::exchange(innermost, this)) {
+      for (const Note* n = outer; n != nullptr && !nested; n = n->outer) {
+        nested = &n->of == &turns;
+      }
     }
+    ~Note() {
+      innermost = outer;
+    }
+    Note(const Note&) = delete;
+    Note& operator=(const Note&) = delete;
+
+    static thread_local const Note* innermost;
+  };
+
+  static bool collects(const Call& call) {
+    const auto isCollective = [](const sagecomm_op& o) { return o.kind < SAGECOMM_SEND; };
+    return call.coalesced.empty() ? isCollective(call.op)
+                                  : std::any_of(call.coalesced.begin(), call.coalesced.end(), isCollective);
   }
 
   template <class Lock>
-  static void await(Lock& lock) {
+  static void await(Lock&& lock) {
     while (!lock.try_lock() && !lock.try_lock_for(std::chrono::nanoseconds(waits().slice_ns))) {
       checkSignals();
     }
   }
 
-  c10::SmallVector<std::unique_lock<std::shared_timed_mutex>, 2> alone_;
-  c10::SmallVector<std::shared_lock<std::shared_timed_mutex>, 2> together_;
+  const Note note_;
+  std::unique_lock<std::shared_timed_mutex> alone_;
+  std::shared_lock<std::shared_timed_mutex> together_;
 };
+
+thread_local const Turn::Note* Turn::Note::innermost = nullptr;
 
 } // namespace
 
@@ -96,7 +117,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   std::unique_ptr<DeviceWork> device;
   std::optional<Turn> turn;
   if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
-    turn.emplace(collectives_, p2p_, call);
+    turn.emplace(turns_, call);
     device = std::make_unique<DeviceWork>(*call.buffers.device(), call.buffers.deviceTensors());
   }
   const Stopwatch watch = hooks_.start();
@@ -176,7 +197,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       source = api_.work_source(issued.work);
     }
     call.ephemeralShare.end();
-    work->finishInline(issued.work, call.buffers, issued.sequence, source, *info_);
+    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_, info_);
     if (!call.async) {
       work->raiseError();
     }
@@ -243,7 +264,7 @@ void checkDevices(const std::vector<Call>& calls) {
 // Refuses calls whose result would depend on when copies are made. Inputs were copied when the calls were described, and
 // outputs are written back at the end, so the core sees none of the overlaps of such calls. A repeated tensor is exempt:
 // its copies are written back in the order of the calls.
-void checkCopies(const std::vector<Call>& calls) {
+void checkCopies(const std::vector<Call>& calls, int rank) {
   if (std::none_of(calls.begin(), calls.end(), [](const Call& call) { return call.buffers.copied(); })) {
     return;
   }
@@ -266,7 +287,7 @@ void checkCopies(const std::vector<Call>& calls) {
           !((a->repeats || b->repeats) && sameMemory(*a->tensor, *b->tensor)) && overlap(*a->tensor, *b->tensor)) {
         refuse(
             calls[std::max(a->call, b->call)].info.name,
-            "operations " + std::to_string(std::min(a->call, b->call)) + " and " +
+            "rank " + std::to_string(rank) + ": operations " + std::to_string(std::min(a->call, b->call)) + " and " +
                 std::to_string(std::max(a->call, b->call)) +
                 " of one coalesced call, counted from 0, share memory that one of them writes, and a tensor of them "
                 "is not contiguous or is multiplied by a factor on its device; pass a clone() of the tensor that they "
@@ -294,7 +315,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
     }
   }
   checkDevices(calls);
-  checkCopies(calls);
+  checkCopies(calls, rank_);
   Call composite(info);
   composite.ephemeralShare = ephemeralTimeout_.take();
   if (const milliseconds extra = composite.ephemeralShare.extra(); C10_UNLIKELY(extra.count() != 0)) {
@@ -333,7 +354,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::completed(const OpInfo& info) {
   auto work = c10::make_intrusive<Work>(rank_, info, Tensors(), milliseconds(timeoutMs_.load()));
   Buffers none;
-  work->finishInline(0, none, getSequenceNumberForGroup(), -1, *info_);
+  work->finishInline(0, none, getSequenceNumberForGroup(), -1, hooks_, info_);
   return work;
 }
 

@@ -33,6 +33,13 @@
 
 namespace sagecomm {
 
+// Turns orders the calls that queue collectives on a device, see issue.cpp. Who has the line comes next to the queue, which threads share
+// or have alone: a shared mutex by itself lets those that share it pass one that waits to be alone, for ever.
+struct Turns {
+  std::timed_mutex line;
+  std::shared_timed_mutex queue;
+};
+
 class ProcessGroupSagecomm final : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -254,9 +261,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::unique_ptr<Stacks> stacks_; // null: the group records no stacks
   std::atomic<bool> described_{false}; // describeGroup() was called
   Windows windows_;
-  // Turns in which calls on devices are issued, see issue.cpp. A thread that takes both takes collectives_ first.
-  std::shared_timed_mutex collectives_;
-  std::shared_timed_mutex p2p_;
+  Turns turns_;
   ProfilerNames profilerNames_;
   std::atomic<int64_t> timeoutMs_;
   // Guards what changes the group. A thread that holds it waits for nothing and does not ask for the GIL; reconfigure()

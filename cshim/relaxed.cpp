@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <initializer_list>
 
 namespace sagecomm {
@@ -12,6 +13,10 @@ namespace {
 // CU_STREAM_CAPTURE_MODE_RELAXED, hipStreamCaptureModeRelaxed and ACL_MODEL_RI_CAPTURE_MODE_RELAXED: the three runtimes number their
 // modes alike, and each function puts the former mode where the new one was and returns 0.
 constexpr int kRelaxed = 2;
+// Ascend's answer where the device has not the feature, each time: ACL_ERROR_RT_FEATURE_NOT_SUPPORT.
+constexpr int kNotSupported = 207000;
+
+std::atomic<bool> unsupported{false};
 
 struct Symbol {
   const char* library;
@@ -44,7 +49,7 @@ Relaxed::Exchange Relaxed::exchangeOf(c10::DeviceType type) {
     }));
     return found;
   }
-  if (type == c10::DeviceType::PrivateUse1) {
+  if (type == c10::DeviceType::PrivateUse1 && !unsupported.load(std::memory_order_relaxed)) {
     static const auto found =
         reinterpret_cast<Exchange>(find({{"libascendcl.so", "aclmdlRICaptureThreadExchangeMode"}}));
     return found;
@@ -53,8 +58,14 @@ Relaxed::Exchange Relaxed::exchangeOf(c10::DeviceType type) {
 }
 
 Relaxed::Relaxed(c10::DeviceType type) noexcept : exchange_(exchangeOf(type)), mode_(kRelaxed) {
-  if (exchange_ != nullptr && exchange_(&mode_) != 0) { // Ascend has devices without this feature
+  if (exchange_ == nullptr) {
+    return;
+  }
+  if (const int status = exchange_(&mode_); status != 0) {
     exchange_ = nullptr;
+    if (status == kNotSupported) { // asking again would write to the runtime's log each time
+      unsupported.store(true, std::memory_order_relaxed);
+    }
   }
 }
 

@@ -17,7 +17,6 @@
 #include "compat.hpp"
 #include "plainly.hpp"
 #include "relaxed.hpp"
-#include "tensors.hpp"
 
 namespace sagecomm {
 
@@ -38,8 +37,8 @@ struct Values {
 };
 
 struct OnDevice {
-  std::once_flag prepared;
-  std::optional<Values> values; // set once it is prepared
+  std::mutex mutex; // guards the rest. The thread that holds it may wait for the device, and takes no other mutex
+  std::optional<Values> values;
 };
 
 // The state of the process. It is never destroyed, because the device may be gone by then.
@@ -95,45 +94,7 @@ c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device, First
       " are in use); destroy groups that are not needed any more, or make fewer");
 }
 
-// Launches once each kernel of torch that the library needs: copies of rows that are not contiguous, in both directions, of lazy
-// conjugates and negatives, and products by a factor. CUDA's runtime loads a kernel in its first launch, which waits until all streams of
-// the device are idle.
-void loadKernels(const c10::Stream& stream) {
-  const Plainly plainly;
-  const c10::StreamGuard on(stream);
-  const auto make = [&](at::ScalarType type) {
-    return at::empty({2, 2}, at::TensorOptions().dtype(type).device(stream.device()));
-  };
-  const auto launch = [](auto&& kernels) {
-    try {
-      kernels();
-    } catch (const c10::Error&) { // torch has no such kernel; an operation that needs it raises the same
-    }
-  };
-  for (const at::ScalarType type : dataTypes()) {
-    launch([&] {
-      const at::Tensor rows = make(type).select(1, 0);
-      rows.contiguous();
-      rows.copy_(make(type).select(0, 0));
-    });
-  }
-  for (const at::ScalarType type : {at::kComplexFloat, at::kComplexDouble}) {
-    launch([&] {
-      make(type).conj().resolve_conj();
-      at::imag(make(type).conj()).resolve_neg();
-    });
-  }
-  for (const at::ScalarType type : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
-    for (const at::ScalarType factor : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kLong}) {
-      launch([&] {
-        const at::Tensor x = make(type);
-        multiply(x, x, make(factor).select(0, 0).select(0, 0));
-      });
-    }
-  }
-}
-
-// Makes the numbers in `stream`, where nothing else is queued. The device may wait for memory, so nobody holds the mutex.
+// Makes the numbers in `stream`, where nothing else is queued. The device may wait for memory, so the mutex of the process is free.
 Values makeValues(const c10::Stream& stream) {
   const Plainly plainly;
   const c10::StreamGuard on(stream);
@@ -148,21 +109,6 @@ OnDevice& stateOf(c10::Device device) {
   Streams& the = streams();
   std::lock_guard<std::mutex> lock(the.mutex);
   return the.devices[placeOf(device)];
-}
-
-// Does once on each device what may wait for all of its streams, before one of the library waits for anything. Other threads that come
-// to the device wait for the first one. `in` is a stream in which nothing else is queued.
-template <class F>
-const Values& prepare(c10::Device device, F&& in) {
-  OnDevice& state = stateOf(device);
-  std::call_once(state.prepared, [&] {
-    const c10::Stream stream = in();
-    if (device.type() == c10::DeviceType::CUDA) {
-      loadKernels(stream);
-    }
-    state.values.emplace(makeValues(stream));
-  });
-  return *state.values;
 }
 
 at::Tensor view(void* data, uint64_t n, at::ScalarType type, c10::Device device) {
@@ -186,11 +132,28 @@ void queueCopy(
   view(copy.to, n, type, to).copy_(view(const_cast<void*>(copy.from), n, type, from), /*non_blocking=*/true);
 }
 
+// Makes `stream`, where nothing else is queued, wait for the numbers of its device. The first caller makes them there; others wait for it.
+void awaitValues(const c10::Stream& stream) {
+  OnDevice& state = stateOf(stream.device());
+  std::lock_guard<std::mutex> lock(state.mutex);
+  if (!state.values) {
+    state.values.emplace(makeValues(stream));
+  }
+  state.values->made.block(stream);
+}
+
 uint64_t numbered(const c10::Stream& stream) {
   Streams& the = streams();
   std::lock_guard<std::mutex> lock(the.mutex);
   the.all.push_back(stream);
   return the.all.size();
+}
+
+// Lets freshStream() give the stream again.
+void giveBack(const c10::Stream& stream) {
+  Streams& the = streams();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  the.taken.erase({placeOf(stream.device()), stream.id()});
 }
 
 } // namespace
@@ -207,12 +170,15 @@ c10::Stream orderingStream(c10::Device device) {
     }
   }
   const c10::Stream made = freshStream(guard, device, First::kGreatest);
-  std::lock_guard<std::mutex> lock(the.mutex);
-  const auto [known, first] = the.ordering.emplace(placeOf(device), made);
-  if (!first) { // another thread was faster; torch hands this one out again
-    the.taken.erase({placeOf(device), made.id()});
+  c10::Stream kept = made;
+  {
+    std::lock_guard<std::mutex> lock(the.mutex);
+    kept = the.ordering.emplace(placeOf(device), made).first->second;
   }
-  return known->second;
+  if (kept != made) { // another thread was faster
+    giveBack(made);
+  }
+  return kept;
 }
 
 uint64_t makeStream(c10::Device device) {
@@ -220,8 +186,13 @@ uint64_t makeStream(c10::Device device) {
   const c10::OptionalDeviceGuard current(device);
   const Relaxed captures(device.type());
   const c10::Stream stream = freshStream(guard, device, First::kOrdinary);
-  prepare(device, [&] { return stream; }).made.block(stream);
-  return numbered(stream);
+  try {
+    awaitValues(stream);
+    return numbered(stream);
+  } catch (...) {
+    giveBack(stream);
+    throw;
+  }
 }
 
 // Torch's CUDA build takes the handle of a stream for the id of an external stream, as at::cuda::getStreamFromExternal() does.
@@ -229,9 +200,6 @@ uint64_t adoptStream(c10::Device device, void* handle) {
   const c10::Stream stream =
       c10::Stream::unpack3(reinterpret_cast<c10::StreamId>(handle), device.index(), device.type());
   TORCH_CHECK(nativeHandle(stream) == handle, "torch does not know external streams of ", device);
-  const c10::OptionalDeviceGuard current(device);
-  const Relaxed captures(device.type());
-  prepare(device, [&] { return orderingStream(device); });
   return numbered(stream);
 }
 
@@ -259,7 +227,13 @@ void queueCopyToDevice(const c10::Stream& stream, const sagecomm_copy& copy) {
 
 void queueWrite(const c10::Stream& stream, uint32_t* word, uint32_t value) {
   TORCH_CHECK(value <= SAGECOMM_MAX_VALUE, "the value ", value, " is larger than ", SAGECOMM_MAX_VALUE);
-  const auto* numbers = stateOf(stream.device()).values->numbers.const_data_ptr<int32_t>();
+  const int32_t* numbers = nullptr;
+  {
+    OnDevice& state = stateOf(stream.device());
+    std::lock_guard<std::mutex> lock(state.mutex);
+    TORCH_CHECK(state.values, "no stream of ", stream.device(), " was made, so there are no values to write");
+    numbers = state.values->numbers.const_data_ptr<int32_t>();
+  }
   queueCopy(stream, {word, numbers + value, sizeof *word}, 1, at::kInt, at::kCPU, stream.device());
 }
 

@@ -311,27 +311,19 @@ struct Runs {
 
 } // namespace
 
-const std::vector<at::ScalarType>& dataTypes() {
-  static const std::vector<at::ScalarType> known = [] {
-    std::vector<at::ScalarType> types;
-    for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); i++) {
-      if (const auto type = static_cast<at::ScalarType>(i); coreType(type) != kUnknownType) {
-        types.push_back(type);
-      }
-    }
-    return types;
-  }();
-  return known;
-}
-
-// A factor of one dimension takes part in torch's choice of the precision, a scalar tensor would not.
 void multiply(const at::Tensor& to, const at::Tensor& input, const at::Tensor& factor) {
   const Plainly plainly;
   const at::ScalarType part = c10::toRealValueType(input.scalar_type());
   const at::ScalarType wide = part == at::kHalf || part == at::kBFloat16 ? at::kFloat : part;
-  const auto parts = [&](const at::Tensor& t) { return (t.is_complex() ? at::view_as_real(t) : t).unsqueeze(0); };
-  at::Tensor product = parts(to);
-  at::mul_out(product, parts(input), factor.reshape({1}).to(wide));
+  const auto parts = [](const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; };
+  if (input.is_cuda()) {
+    // One kernel multiplies in the wider type. The factor has one dimension, so that it takes part in torch's choice of that type, and so
+    // the input has one at least.
+    at::Tensor product = parts(to).unsqueeze(0);
+    at::mul_out(product, parts(input).unsqueeze(0), factor.reshape({1}).to(wide));
+  } else { // a kernel for two types may round the factor to the input's
+    parts(to).copy_(parts(input).to(wide).mul(factor.reshape({}).to(wide)));
+  }
 }
 
 Extent extentOf(const at::Tensor& t) {

@@ -128,10 +128,8 @@ class Buffers {
 
 // Multiplies the input by a factor, one real number on its device, and writes the product to `to`, which may be the input. The product is
 // the one that the core computes: the factor is rounded to the precision in which the type accumulates, and the product once to the type.
+// Requires: the input is no lazy conjugate or negative.
 void multiply(const at::Tensor& to, const at::Tensor& input, const at::Tensor& factor);
-
-// Returns the types of tensors that the core knows.
-const std::vector<at::ScalarType>& dataTypes();
 
 // Reports whether all elements lie inside the tensor's storage.
 bool hasMemory(const at::Tensor& t);

@@ -2,6 +2,8 @@
 #include "work.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <string_view>
 
 #include <ATen/core/ivalue_inl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -62,12 +64,20 @@ void Work::notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKey
   memberKeys_ = std::move(memberKeys);
 }
 
-void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const GroupInfo& group) {
+void Work::finishInline(
+    sagecomm_work handle,
+    Buffers& buffers,
+    uint64_t sequence,
+    int source,
+    const Hooks& hooks,
+    const std::shared_ptr<const GroupInfo>& group) {
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
+  std::exception_ptr ending;
   if (C10_UNLIKELY(buffers.staged() || device_ != nullptr)) {
-    finishOutputs(buffers, group);
+    const std::shared_ptr<const GroupInfo> own = group;
+    ending = finishOutputs(buffers, *own);
   }
   endProfiling();
   if (C10_UNLIKELY(watch_.runs())) {
@@ -80,12 +90,16 @@ void Work::finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequenc
     awaitOnDevice();
   }
   if (C10_UNLIKELY(watch_.runs()) && error_ == nullptr) {
-    runHooks(*group.hooks);
+    runHooks(hooks);
+  }
+  if (C10_UNLIKELY(ending != nullptr)) {
+    std::rethrow_exception(ending);
   }
 }
 
-// Writes the outputs, or queues that in a stream of the device. If it cannot, the operation has failed.
-void Work::finishOutputs(Buffers& buffers, const GroupInfo& group) {
+// Writes the outputs, or queues that in a stream of the device. If it cannot, the operation has failed. Returns what was raised if that is
+// meant to end the program.
+std::exception_ptr Work::finishOutputs(Buffers& buffers, const GroupInfo& group) {
   try {
     if (device_) {
       device_->succeed(buffers);
@@ -96,7 +110,11 @@ void Work::finishOutputs(Buffers& buffers, const GroupInfo& group) {
     cannotWrite(group, e.what_without_backtrace());
   } catch (const std::exception& e) {
     cannotWrite(group, e.what());
+    if (const std::exception_ptr raised = std::current_exception(); endsProgram(raised)) {
+      return raised;
+    }
   }
+  return nullptr;
 }
 
 void Work::runHooks(const Hooks& hooks) const {
@@ -148,18 +166,21 @@ void Work::doneCallback(void* ctx, int32_t status, const sagecomm_error* error) 
   self->complete(status, error);
 }
 
-void Work::complete(int32_t status, const sagecomm_error* error) {
+std::exception_ptr Work::complete(int32_t status, const sagecomm_error* error) {
   if (claimed_.exchange(true, std::memory_order_acq_rel)) {
-    return;
+    return nullptr;
   }
+  std::exception_ptr ending;
   if (status < 0) {
     error_ = std::make_unique<sagecomm_error>(*error);
     if (device_) {
       device_->fail();
-      logFailure();
     }
   } else {
-    finishOutputs(pending_->buffers, *group_);
+    ending = finishOutputs(pending_->buffers, *group_);
+  }
+  if (error_ && device_) {
+    logFailure();
   }
   if (source_ < 0 && status == SAGECOMM_OK && opType_ == c10d::OpType::RECVANYSOURCE) {
     source_ = core().work_source(handle_);
@@ -196,6 +217,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   finish(future, [this](auto& f) { finishFuture(f); });
   finish(futureResult, [this](auto& f) { finishResult(f); });
   group_->hooks->ended();
+  return ending;
 }
 
 // The caller's stream goes on when a joined operation has failed, and a program that makes no further call would not learn of it.
@@ -205,16 +227,34 @@ void Work::logFailure() const {
   }
 }
 
-// The peers take the operation for a success. They learn by the failure of the group that this rank does not go on as they do.
+// The peers take the operation for a success. They learn by the failure of the group that this rank does not go on as they do. Of an
+// operation in a capture nothing has been carried out: it fails here, and its group goes on.
 void Work::cannotWrite(const GroupInfo& group, const char* why) {
   if (device_) {
     device_->fail();
   }
+  const std::string on = device_ ? device_->device().str() : "cpu";
+  const std::string_view text(why); // Python's has the stack in further lines
+  const std::string_view line = text.substr(0, std::min<size_t>(text.find('\n'), 1000));
+  std::string reason = "an output on " + on + " cannot be written: " + std::string(line);
+  const bool captured = device_ && device_->isInCapture();
+  reason += captured ? "; the graph is of no use, so capture it again"
+                     : "; peers hold the operation for complete, so make a new group";
   error_ = std::make_unique<sagecomm_error>();
-  const std::string where = device_ ? device_->device().str() : "cpu";
-  const std::string reason = "rank " + std::to_string(group.rank) + " cannot write an output on " + where + ": " + why;
-  fillError(*error_, SAGECOMM_INTERNAL, name_, group.name, reason);
-  core().group_abort(group.group, (std::string(name_) + ": " + reason).c_str(), nullptr); // an error if it is destroyed
+  fillError(*error_, SAGECOMM_INTERNAL, name_, group.name, "rank " + std::to_string(group.rank) + ": " + reason);
+  error_->rank = group.rank;
+  error_->sequence = sequence_;
+  if (captured) {
+    return;
+  }
+  sagecomm_error fault = *error_;
+  std::snprintf(fault.message, sizeof fault.message, "%s", reason.c_str());
+  const auto type = device_ ? static_cast<uint8_t>(device_->device().type()) : static_cast<uint8_t>(SAGECOMM_HOST);
+  core().group_fail(group.group, &fault, type, nullptr);
+  if (core().group_error(group.group, &fault) < 0 &&
+      fault.status != SAGECOMM_INVALID) { // that is: the group is not destroyed
+    *error_ = fault; // all ranks raise this one
+  }
 }
 
 bool Work::waitUntilDone(milliseconds timeout) {
@@ -230,7 +270,9 @@ bool Work::waitUntilDone(milliseconds timeout) {
       sagecomm_error error;
       const int32_t status = core().wait(handle_, slice.count(), &error);
       if (status != SAGECOMM_PENDING) {
-        complete(status, &error);
+        if (const std::exception_ptr ending = complete(status, &error)) {
+          std::rethrow_exception(ending);
+        }
         finished = true;
         continue;
       }

@@ -72,8 +72,15 @@ class Work final : public c10d::Work {
     device_ = std::move(device);
   }
   // Completes a Work whose operation finished inside issue(). `handle` may be 0. An output that cannot be written becomes the error
-  // of the Work, as it does in an operation that ends later.
-  void finishInline(sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const GroupInfo& group);
+  // of the Work, as it does in an operation that ends later. What is meant to end the program is raised as well. `group` is copied before
+  // it is used, because reconfigure() may replace it.
+  void finishInline(
+      sagecomm_work handle,
+      Buffers& buffers,
+      uint64_t sequence,
+      int source,
+      const Hooks& hooks,
+      const std::shared_ptr<const GroupInfo>& group);
   // Attaches a Work whose operation goes on, and takes over the memory that the operation uses. Throws nothing, because the
   // core is using the buffers by now.
   void attach(
@@ -127,10 +134,11 @@ class Work final : public c10d::Work {
   uint64_t getCompletionKey() const; // virtual in newer torch
 
  private:
-  void finishOutputs(Buffers& buffers, const GroupInfo& group);
+  std::exception_ptr finishOutputs(Buffers& buffers, const GroupInfo& group);
   static void doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept;
 
-  void complete(int32_t status, const sagecomm_error* error);
+  // Returns what was raised meanwhile and is meant to end the program, for a thread of the program. The Work has the error in any case.
+  std::exception_ptr complete(int32_t status, const sagecomm_error* error);
   void runHooks(const Hooks& hooks) const;
   void logFailure() const;
   void cannotWrite(const GroupInfo& group, const char* why);

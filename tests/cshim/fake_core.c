@@ -36,6 +36,11 @@ int32_t fake_fail(int32_t status, sagecomm_error *err) {
     snprintf(err->group, sizeof err->group, "fake");
     snprintf(err->host, sizeof err->host, "%s", status == SAGECOMM_PEER_FAILURE ? "node7" : "");
     snprintf(err->message, sizeof err->message, "sagecomm: all_reduce: scripted failure %d", status);
+    if (status < 0 && status == fake.fault.status) {
+      *err = fake.fault;
+      snprintf(err->message, sizeof err->message, "sagecomm: rank 0 has failed the group in %s #%d: %.1000s", err->op,
+               (int)err->sequence, fake.fault.message);
+    }
   }
   return status;
 }
@@ -68,6 +73,7 @@ static int32_t group_create(const sagecomm_group_config *c, sagecomm_group *out,
   pthread_mutex_lock(&fake.lock);
   fake.groups++;
   fake.aborted = 0;
+  fake.fault.status = SAGECOMM_OK;
   fake.group_status = SAGECOMM_OK;
   fake.sequence = 0;
   if (++fake.created == MAX_GROUPS) abort();
@@ -125,6 +131,18 @@ static int32_t group_abort(sagecomm_group g, const char *reason, sagecomm_error 
   fake.group_status = SAGECOMM_ABORTED;
   for (int i = 0; i < MAX_WORKS; i++)
     if (fake.works[i].used && !fake.works[i].complete) fake_complete(&fake.works[i], SAGECOMM_ABORTED);
+  pthread_mutex_unlock(&fake.lock);
+  return SAGECOMM_OK;
+}
+
+static int32_t group_fail(sagecomm_group g, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err) {
+  (void)device_type;
+  if (fake_stale(g)) return fake_fail(SAGECOMM_INVALID, err);
+  pthread_mutex_lock(&fake.lock);
+  fake.fault = *fault;
+  fake.group_status = fault->status;
+  for (int i = 0; i < MAX_WORKS; i++)
+    if (fake.works[i].used && !fake.works[i].complete) fake_complete(&fake.works[i], fault->status);
   pthread_mutex_unlock(&fake.lock);
   return SAGECOMM_OK;
 }
@@ -240,6 +258,7 @@ static const sagecomm_api api = {
     .tune = tune,
     .waits = waits,
     .lane_sequence = lane_sequence,
+    .group_fail = group_fail,
 };
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {

@@ -43,7 +43,8 @@ typedef struct fake_core {
   sagecomm_failed_fn failed; /* called once */
   void *failed_ctx;
   int32_t group_status;
-  int64_t timeout_ns; /* as group_set_timeout() set it last */
+  sagecomm_error fault; /* what group_fail() was called with; status 0: it was not */
+  int64_t timeout_ns;   /* as group_set_timeout() set it last */
   char options[512];
   char wanted_key[64];
   char got[64];

@@ -51,6 +51,7 @@ int32_t fake_issue(sagecomm_group g, const sagecomm_op *op, sagecomm_work *work,
   if (fake.forked) return fake_fail(SAGECOMM_FORKED, err);
   if (fake_stale(g)) return fake_fail(SAGECOMM_INVALID, err);
   if (fake.aborted) return fake_fail(SAGECOMM_ABORTED, err);
+  if (fake.fault.status < 0) return fake_fail(fake.fault.status, err);
   pthread_mutex_lock(&fake.lock);
   fake.last = *op;
   int32_t status = SAGECOMM_OK;

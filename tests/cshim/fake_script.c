@@ -9,6 +9,7 @@ void fake_reset(void) {
   fake.script = fake.script_arg = fake.hold_done = fake.aborted = fake.held = 0;
   fake.others = 0;
   fake.group_status = SAGECOMM_OK;
+  fake.fault.status = 0;
   fake.wanted_key[0] = 0;
   pthread_mutex_unlock(&fake.lock);
 }

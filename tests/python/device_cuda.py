@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -293,44 +295,80 @@ def factors(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
+# Types of tensors and of their factors.
+KINDS_OF_FACTORS = [
+    (torch.float16, torch.float32),
+    (torch.float16, torch.float64),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.int32),
+    (torch.float32, torch.float16),
+    (torch.float32, torch.float64),
+    (torch.float32, torch.bool),
+    (torch.float64, torch.float32),
+    (torch.float64, torch.int64),
+    (torch.complex64, torch.float64),
+]
+
+
 def many_factors(rank: int, size: int) -> None:
     """Factors of many types, of device and host, several in flight, of rows, in a window, and their memory."""
     op = dist._make_nccl_premul_sum
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64):
-            values = [torch.tensor(v + rank).to(kind) for v in (1.3, 2.7, -3.9)]
-            inputs = [noise(rank, dtype, 37), noise(rank + 7, dtype, 37), noise(rank + 14, dtype, 37)]
-            xs = [x.to(device()) for x in inputs]
-            rows = torch.zeros(37, 2, dtype=dtype, device=device())
-            rows[:, 1] = xs[2]
-            factor, works = values[0].to(device()), []
-            works.append(dist.all_reduce(xs[0], op(factor), async_op=True))
-            factor.copy_(values[1])  # behind the product of the first
-            works.append(dist.all_reduce(xs[1], op(factor), async_op=True))
-            works.append(dist.all_reduce(rows[:, 1], op(values[2]), async_op=True))  # a factor of the host
-            window = [x.to(device()) for x in inputs[:2]]
-            with dist._coalescing_manager(device=device(), async_ops=True) as manager:
-                for x in window:
-                    dist.all_reduce(x, op(factor))
-            manager.wait()
-            for work in works:
-                work.wait()
-            wanted = [x.clone() for x in (*inputs, *inputs[:2])]
-            for want, value in zip(wanted, (*values, values[1], values[1]), strict=True):
-                dist.all_reduce(want, op(float(value)))
-            for got, want in zip((xs[0], xs[1], rows[:, 1], *window), wanted, strict=True):
-                same_bits(got.contiguous(), want, f"PREMUL_SUM of {dtype} by {kind}")
-            assert not rows[:, 0].any()
-    x, factor = torch.ones(1 << 20, dtype=torch.float16, device=device()), torch.full((1,), 0.5, device=device())
+    for dtype, kind in KINDS_OF_FACTORS:
+        values = [torch.tensor(v + rank).to(kind) for v in (1.3, 2.7, -3.9)]
+        inputs = [noise(rank, dtype, 37), noise(rank + 7, dtype, 37), noise(rank + 14, dtype, 37)]
+        xs = [x.to(device()) for x in inputs]
+        rows = torch.zeros(37, 2, dtype=dtype, device=device())
+        rows[:, 1] = xs[2]
+        factor, works = values[0].to(device()), []
+        works.append(dist.all_reduce(xs[0], op(factor), async_op=True))
+        factor.copy_(values[1])  # behind the product of the first
+        works.append(dist.all_reduce(xs[1], op(factor), async_op=True))
+        works.append(dist.all_reduce(rows[:, 1], op(values[2]), async_op=True))  # a factor of the host
+        window = [x.to(device()) for x in inputs[:2]]
+        with dist._coalescing_manager(device=device(), async_ops=True) as manager:
+            for x in window:
+                dist.all_reduce(x, op(factor))
+        manager.wait()
+        for work in works:
+            work.wait()
+        wanted = [x.clone() for x in (*inputs, *inputs[:2])]
+        for want, value in zip(wanted, (*values, values[1], values[1]), strict=True):
+            dist.all_reduce(want, op(float(value)))
+        for got, want in zip((xs[0], xs[1], rows[:, 1], *window), wanted, strict=True):
+            same_bits(got.contiguous(), want, f"PREMUL_SUM of {dtype} by {kind}")
+        assert not rows[:, 0].any()
+    backend = c10d._get_default_group()._get_backend(torch.device("cuda"))
+    factor = torch.full((), 0.3, dtype=torch.float64, device=device())
+    for dtype in (
+        torch.complex64,
+        torch.complex128,
+    ):  # the functions of torch.distributed pass the parts of complex numbers
+        want = noise(rank, dtype, 37)
+        x = want.to(device())
+        opts = dist.AllreduceOptions()
+        opts.reduceOp = op(factor)
+        backend.allreduce([x.conj()], opts).wait()
+        want = want.conj().resolve_conj()
+        dist.all_reduce(want, op(0.3))
+        same_bits(x.conj().resolve_conj(), want, f"PREMUL_SUM of a conjugate of {dtype}")
+    x = torch.full((), 3.0, device=device())
     dist.all_reduce(x, op(factor))
-    assert x[-1].item() == 0.5 * size
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    dist.all_reduce(x, op(factor))
-    torch.cuda.synchronize()
-    more = torch.cuda.max_memory_allocated() - before
-    assert more <= x.nbytes + 4096, f"{more} bytes for the product of {x.nbytes}"
+    want = torch.full((), 3.0)
+    dist.all_reduce(want, op(0.3))
+    same_bits(x.reshape(1), want.reshape(1), "PREMUL_SUM of a tensor without dimensions")
+    rows = torch.ones(1 << 20, 2, dtype=torch.float16, device=device())
+    for x in (torch.ones(1 << 20, dtype=torch.float16, device=device()), rows[:, 0]):
+        factor = torch.full((1,), 0.5, device=device())
+        dist.all_reduce(x, op(factor))
+        assert x[-1].item() == 0.5 * size
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        dist.all_reduce(x, op(factor))
+        torch.cuda.synchronize()
+        more, bytes_of_x = torch.cuda.max_memory_allocated() - before, x.numel() * x.element_size()
+        assert more <= bytes_of_x + 4096, f"{more} bytes for the product of {bytes_of_x}"
 
 
 def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
@@ -372,6 +410,62 @@ def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
         works.pop().wait()
     torch.cuda.synchronize()
     assert rows[0].tolist() == [float(size) ** 10, 1.0, float(size) ** 5, 1.0], rows[0]
+    fake_cuda.check()
+
+
+@contextlib.contextmanager
+def without_copies() -> Iterator[None]:
+    """Torch's copies between CUDA tensors raise inside."""
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise ValueError("no copies here")
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("copy_", refuse, "CUDA")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def unwritten(rank: int, size: int, store: str) -> str:
+    """Rank 0 cannot write an output. All ranks raise why."""
+    join_group(rank, size, store, 0)
+    x = torch.ones(1000, device="cuda")
+    outputs = [torch.zeros(1000, 2, device="cuda")[:, 0], *(torch.zeros_like(x) for _ in range(size - 1))]
+    dist.all_reduce(x)
+
+    def work() -> None:
+        with without_copies() if rank == 0 else contextlib.nullcontext():
+            dist.all_gather(outputs, x)
+        for _ in range(10000):
+            dist.all_reduce(x)
+            torch.cuda.synchronize()
+
+    return raised(work)
+
+
+def unwritten_in_a_capture(rank: int, size: int, store: str) -> None:
+    """Rank 0 cannot write an output in a capture. Its graph is of no use, and the group goes on."""
+    join_group(rank, size, store, 0)
+    x = torch.ones(1000, device="cuda")
+    outputs = [torch.zeros(1000, 2, device="cuda")[:, 0], *(torch.zeros_like(x) for _ in range(size - 1))]
+    dist.all_gather(outputs, x)
+    torch.cuda.synchronize()
+    graph, text = torch.cuda.CUDAGraph(), ""
+    with torch.cuda.graph(graph), without_copies() if rank == 0 else contextlib.nullcontext():
+        try:
+            dist.all_gather(outputs, x)
+        except dist.DistBackendError as error:
+            text = str(error)
+    if rank == 0:
+        assert "an output on cuda:0 cannot be written: ValueError: no copies here; the graph is of no use" in text, text
+    else:
+        assert not text, text
+    for _ in range(2):
+        dist.all_reduce(x)
+    torch.cuda.synchronize()
+    assert x.tolist() == [float(size) ** 2] * 1000, x
     fake_cuda.check()
 
 

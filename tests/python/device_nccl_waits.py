@@ -125,6 +125,41 @@ def interrupted_in_a_connection(rank: int, size: int, store: str) -> str:
     return raised(lambda: dist.broadcast(ones(), 0))
 
 
+def handler_calls_while_its_thread_waits(rank: int, size: int, store: str) -> None:
+    """Another thread connects with a peer, so the main thread waits until it can queue rows alone. A signal handler
+    there makes a collective of the same group."""
+    join_group(rank, size, store)
+    dist.all_reduce(ones())
+    told = c10d._get_default_store()
+    x, y, rows = ones(), ones(), torch.ones(4, 2, device="cuda")
+    handled: list[int] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if not handled:
+            handled.append(number)
+            told.set("handled", "")
+            dist.all_reduce(y)
+
+    if rank == 0:
+        before, number = signal.signal(signal.SIGALRM, handle), backend()._get_sequence_number_for_group()
+        thread = threading.Thread(target=dist.broadcast, args=(x, 0))
+        thread.start()
+        while backend()._get_sequence_number_for_group() == number:
+            time.sleep(0.001)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        dist.all_reduce(rows[:, 0])
+        thread.join()
+        signal.signal(signal.SIGALRM, before)
+        assert handled == [signal.SIGALRM]
+    else:
+        told.wait(["handled"])
+        dist.broadcast(x, 0)
+        dist.all_reduce(y)
+        dist.all_reduce(rows[:, 0])
+    right(y)
+    right(rows[:, 0])
+
+
 def aborted(rank: int, size: int, store: str, at: str) -> str:
     """abort() on another thread ends a call that waits for peers."""
     join_group(rank, size, store)

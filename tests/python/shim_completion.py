@@ -6,7 +6,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch
@@ -247,16 +247,23 @@ def output_that_cannot_be_written_fails_the_group() -> None:
     work = dist.all_reduce(column, async_op=True)
     column.resize_(3)
     fake.fake_finish(0)
-    raises(dist.DistBackendError, work.wait, "all_reduce: rank 0 cannot write an output on cpu: ")
-    raises(sagecomm.Aborted, lambda: dist.all_reduce(torch.ones(4)))
+    check_unwritten(work.wait, f"in all_reduce #{backend()._get_sequence_number_for_group()}: ", "")
+
+
+def check_unwritten(call: Callable[[], object], what: str, why: str) -> None:
+    """The call fails, and so does the group, with the reason."""
+    text = what + "an output on cpu cannot be written: " + why
+    error = raises(dist.DistBackendError, call, text)
+    assert "; peers hold the operation for complete, so make a new group" in str(error)
+    raises(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(4)), text)
 
 
 @contextlib.contextmanager
-def without_copies() -> Iterator[None]:
+def without_copies(error: BaseException) -> Iterator[None]:
     """Torch's copies between CPU tensors raise inside."""
 
     def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise ValueError("no copies here")
+        raise error
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("copy_", refuse, "CPU")
@@ -266,29 +273,39 @@ def without_copies() -> Iterator[None]:
         library._destroy()
 
 
-def inline_output_that_cannot_be_written_fails_the_group(async_op: bool) -> None:
-    column = torch.ones(4, 2)[:, 0]
+def gather_without_copies(async_op: bool, error: BaseException) -> None:
     opts = NATIVE.AllgatherOptions()
     opts.asyncOp = async_op
-    group, rows = backend(), [column, torch.ones(4), torch.ones(4)]  # of three ranks
+    rows = [torch.ones(4, 2)[:, 0], torch.ones(4), torch.ones(4)][: dist.get_world_size()]
     inputs = torch.ones(4)
-
-    def call() -> None:
-        with without_copies():
-            work = group.allgather([rows[: dist.get_world_size()]], [inputs], opts)
-        assert work.is_completed()
-        assert not work.is_success()
-        work.wait()
-
-    raises(dist.DistBackendError, call, "all_gather: rank 0 cannot write an output on cpu: ")
-    raises(sagecomm.Aborted, lambda: dist.all_reduce(torch.ones(4)))
+    with without_copies(error):
+        work = backend().allgather([rows], [inputs], opts)
+    assert work.is_completed()
+    assert not work.is_success()
+    work.wait()
 
 
 @scenario
-def output_of_a_synchronous_op_that_cannot_be_written_fails_the_group() -> None:
-    inline_output_that_cannot_be_written_fails_the_group(async_op=False)
+def inline_output_that_cannot_be_written_fails_the_group() -> None:
+    ran: list[object] = []
+    backend().register_completion_hook(81, lambda *_: ran.append(1))
+    for async_op in (False, True):
+        number = backend()._get_sequence_number_for_group() + 1
+        refusal = ValueError("no copies here")
+        check_unwritten(
+            lambda a=async_op, e=refusal: gather_without_copies(a, e),
+            f"in all_gather #{number}: ",
+            "ValueError: no copies here",
+        )
+        fake.fake_reset()
+    backend().unregister_completion_hook(81)
+    assert not ran, "a hook of completed operations runs for one that has failed"
 
 
 @scenario
-def output_of_an_op_that_ends_at_once_that_cannot_be_written_fails_the_group() -> None:
-    inline_output_that_cannot_be_written_fails_the_group(async_op=True)
+def interrupt_while_an_output_is_written_is_raised_and_fails_the_group() -> None:
+    for script in (OK, WAITS):
+        fake.fake_script(script, 1)
+        raises(KeyboardInterrupt, lambda: gather_without_copies(False, KeyboardInterrupt()))
+        raises(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(4)), "an output on cpu cannot be written: ")
+        fake.fake_reset()

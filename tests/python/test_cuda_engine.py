@@ -116,6 +116,17 @@ def test_rows_do_not_wait_for_another_thread(cuda_bed: CudaBed, engine: str) -> 
     cuda_bed.ranks("device_cuda:rows_beside_another_thread", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
 
 
+def test_an_output_that_cannot_be_written(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_cuda:unwritten", 2, **SETTINGS):
+        where = r"rank 0 \(.*\) cannot go on as its peers do in all_gather #2 on a device"
+        assert re.match(f"DistBackendError: .*{where}: an output on cuda:0 cannot be written: ", text), text
+        assert "no copies here; peers hold the operation for complete, so make a new group" in text
+
+
+def test_an_output_that_cannot_be_written_in_a_capture(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_cuda:unwritten_in_a_capture", 2, **SETTINGS)
+
+
 def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:is_void", 3, **SETTINGS):
         assert text.startswith("Aborted: "), text
