@@ -45,6 +45,8 @@ PYTHON = {
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
     "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],
     "turns": ["tests/python/test_cuda_engine.py", "-k", "rows_do"],
+    "handlers": ["tests/python/test_nccl_waits.py", "-k", "handler"],
+    "unwritten": ["tests/python/test_cuda_engine.py", "-k", "written"],
     "exits": ["tests/python/test_endings.py", "-k", "futures_end"],
     "scripted": ["tests/python/test_shim_work.py", "-k", "written"],
     "vendors": ["tests/python/test_vendor_devices.py", "-k", "launch and (calls or waits)"],
