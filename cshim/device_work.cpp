@@ -65,7 +65,6 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;
   bridge_.pin = &pin;
-  bridge_.unpin = &unpin;
   bridge_.fork = &fork;
   bridge_.copy_in = &copyIn;
   bridge_.write_value = &writeValue;
@@ -290,10 +289,6 @@ int32_t DeviceWork::pin(void* ctx, uint64_t bytes, void** memory, void** owner, 
     *memory = made->memory;
     *owner = made.release();
   });
-}
-
-void DeviceWork::unpin(void* owner) noexcept {
-  delete static_cast<Pinned*>(owner);
 }
 
 // Tells the allocator that the stream uses the tensors' memory, so that memory which is given back is not used again before

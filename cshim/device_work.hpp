@@ -99,7 +99,6 @@ class DeviceWork {
   static int32_t call(void* ctx, char* why, size_t n, F&& f) noexcept;
   static int32_t makeStream(void* ctx, uint64_t* stream, char* why, size_t n) noexcept;
   static int32_t pin(void* ctx, uint64_t bytes, void** memory, void** owner, char* why, size_t n) noexcept;
-  static void unpin(void* owner) noexcept;
   static int32_t fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept;
   static int32_t writeValue(void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept;

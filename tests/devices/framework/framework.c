@@ -94,8 +94,6 @@ static int32_t pin(void *ctx, uint64_t bytes, void **memory, void **owner, char 
   return 0;
 }
 
-static void unpin(void *owner) { (void)owner; }
-
 static int32_t fork_stream(void *ctx, uint64_t stream, char *why, size_t n) {
   framework *f = ctx;
   (void)why, (void)n;
@@ -178,7 +176,6 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
                                 .ctx = f,
                                 .make_stream = make_stream,
                                 .pin = pin,
-                                .unpin = unpin,
                                 .fork = fork_stream,
                                 .copy_in = no,
                                 .write_value = no_value,
