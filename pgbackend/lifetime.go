@@ -101,7 +101,7 @@ func (l *lifetime) publish() {
 }
 
 // leave lets no further call enter and returns when no call is inside. The wait is short: a control exchange ends when the group is being
-// destroyed. A call that loads kernels stays until a signal ends it or they are loaded, for which the driver may wait for streams.
+// destroyed. A call that waits until kernels are loaded ends when the group goes down.
 func (l *lifetime) leave() {
 	l.mustMove(leaving)
 	l.mu.Lock()

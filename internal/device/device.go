@@ -1,6 +1,7 @@
 // Package device is the seam between engines and what owns the memory and the streams of devices. [Ordering] puts an operation
 // in its place among the commands of its caller's stream, and [Runtime] moves memory. Both are of one device and are used by
-// one operation, on the thread that issues it. None of their methods waits for a device.
+// one operation, on the thread that issues it. None of their methods waits for a device, except for those
+// that make streams, memory or handles where a driver does ([Reserve], [Once]).
 //
 // Package bridge implements both on the functions that the caller of the C ABI brings along, package cuda on the driver of CUDA,
 // package ascend on the runtime of Huawei's NPUs. Package cambricon is a Launcher without Waiter, on that of Cambricon's MLUs. One of the one

@@ -3,6 +3,7 @@ package device
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 )
@@ -52,65 +53,58 @@ func TestOnceKeepsNobody(t *testing.T) {
 	<-done
 }
 
-var errCameLate = errors.New("another caller's value is over, or was made twice")
+var errTwice = errors.New("the value is not known, or is made twice")
 
 // Callers who come while a value is made get what the first one gets, also an error.
 func TestOnceWhileItIsMade(t *testing.T) {
 	for _, why := range []error{nil, errors.New("refused")} {
-		var o Once[int, int]
-		began, release := make(chan struct{}), make(chan struct{})
-		results := make(chan error, 3)
-		go func() {
-			_, err := o.Get(1, func() (int, error) { close(began); <-release; return 1, why })
-			results <- err
-		}()
-		<-began
-		came := make(chan struct{}, 2)
-		go func() {
-			came <- struct{}{}
-			_, err := o.Get(1, func() (int, error) { return 0, errCameLate })
-			results <- err
-		}()
-		go func() {
-			came <- struct{}{}
-			_, known, err := o.Known(1)
-			if !known {
-				err = errCameLate
+		synctest.Test(t, func(t *testing.T) {
+			var o Once[int, int]
+			release, results := make(chan struct{}), make(chan error, 3)
+			go func() {
+				_, err := o.Get(1, func() (int, error) { <-release; return 1, why })
+				results <- err
+			}()
+			synctest.Wait()
+			go func() {
+				_, err := o.Get(1, func() (int, error) { return 0, errTwice })
+				results <- err
+			}()
+			go func() {
+				_, known, err := o.Known(1)
+				if !known {
+					err = errTwice
+				}
+				results <- err
+			}()
+			synctest.Wait()
+			require.Empty(t, results)
+			close(release)
+			for range 3 {
+				require.Equal(t, why, <-results)
 			}
-			results <- err
-		}()
-		<-came
-		<-came
-		require.Empty(t, results)
-		close(release)
-		for range 3 {
-			if err := <-results; err == nil || why == nil || !errors.Is(err, errCameLate) {
-				require.Equal(t, why, err)
-			}
-		}
+		})
 	}
 }
 
 // A panic ends the waits for a value, and the next call makes it.
 func TestOnceAfterAPanic(t *testing.T) {
-	var o Once[int, int]
-	waiting := make(chan error, 1)
-	require.PanicsWithValue(t, "lost", func() {
-		_, _ = o.Get(1, func() (int, error) {
-			began := make(chan struct{})
-			go func() {
-				close(began)
-				_, _, err := o.Known(1)
-				waiting <- err
-			}()
-			<-began
-			panic("lost")
+	synctest.Test(t, func(t *testing.T) {
+		var o Once[int, int]
+		waiting := make(chan error, 1)
+		require.PanicsWithValue(t, "lost", func() {
+			_, _ = o.Get(1, func() (int, error) {
+				go func() {
+					_, _, err := o.Known(1)
+					waiting <- err
+				}()
+				synctest.Wait()
+				panic("lost")
+			})
 		})
+		require.ErrorIs(t, <-waiting, errPanicked)
+		v, err := o.Get(1, func() (int, error) { return 1, nil })
+		require.NoError(t, err)
+		require.Equal(t, 1, v)
 	})
-	if err := <-waiting; err != nil { // nil: it came after the panic
-		require.ErrorIs(t, err, errPanicked)
-	}
-	v, err := o.Get(1, func() (int, error) { return 1, nil })
-	require.NoError(t, err)
-	require.Equal(t, 1, v)
 }

@@ -33,8 +33,8 @@ type Engine interface {
 
 // P2P is an Engine that carries out sends and recvs, too. The runner does so itself on host memory.
 type P2P interface {
-	// IssueP2P posts a send or recv in its place among those of its peer and tag. It waits for no peer and no device. The call
-	// was checked; errors are those of Issue.
+	// IssueP2P posts a send or recv in its place among those of its peer and tag. It waits for no peer, and for the
+	// device only in the first call of a group, where a method has to load kernels. The call was checked; errors are those of Issue.
 	IssueP2P(call runner.Call, op coll.Op) error
 }
 

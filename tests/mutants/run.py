@@ -45,6 +45,7 @@ PYTHON = {
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
     "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],
     "turns": ["tests/python/test_cuda_engine.py", "-k", "rows_do"],
+    "libraries": ["tests/python/test_nccl_waits.py", "-k", "p2p_behind"],
     "handlers": ["tests/python/test_nccl_waits.py", "-k", "handler"],
     "unwritten": ["tests/python/test_cuda_engine.py", "-k", "written"],
     "exits": ["tests/python/test_endings.py", "-k", "futures_end"],
@@ -54,7 +55,7 @@ PYTHON = {
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
     "pools": ["./internal/engine/staged", "./internal/engine/vendor", "-run", "TwoThreads|ThatIsIssued|WaitsForQuiet"],
-    "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed"],
+    "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
 }
 

@@ -54,6 +54,24 @@ def misses_a_connection(rank: int, size: int, store: str) -> str:
     return absent_until_told(rank, size, lambda: dist.broadcast(ones(), 0, async_op=True).wait(LONG))
 
 
+def p2p_behind_a_collective(rank: int, size: int, store: str) -> None:
+    """The first p2p operation of a group that uses the library loads no kernels, which would wait for the all_reduce, and
+    so for the peer's, which stands behind the recv."""
+    join_group(rank, size, store)
+    x, y = ones(), ones()
+    dist.all_reduce(ones())
+    torch.cuda.synchronize()
+    if rank == 1:
+        work = dist.all_reduce(x, async_op=True)
+        dist.send(y + 1, 0)
+        work.wait()
+    else:
+        dist.recv(y, 1)
+        assert y.tolist() == [2] * 4
+        dist.all_reduce(x)
+    right(x)
+
+
 def misses_the_join(rank: int, size: int, store: str) -> str:
     join_group(rank, size, store, seconds=2)
     return absent_until_told(rank, size, lambda: dist.all_reduce(ones()))

@@ -50,6 +50,10 @@ def test_a_rank_misses_a_connection(cuda_bed: CudaBed) -> None:
         assert "not arrived: rank 3 (" in text, text
 
 
+def test_p2p_behind_a_collective(cuda_bed: CudaBed) -> None:
+    run(cuda_bed, "p2p_behind_a_collective", 2, settings=SETTINGS | {"EMULATOR_STREAM_WAITS": "1"})
+
+
 def test_a_rank_misses_the_join(cuda_bed: CudaBed) -> None:
     for text in run(cuda_bed, "misses_the_join", 2):
         assert text.startswith("CollectiveTimeout: "), text

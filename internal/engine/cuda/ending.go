@@ -231,6 +231,7 @@ func (m *member) Free() {
 	}
 	for end := time.Now().Add(closeBound); !m.allClosed(); time.Sleep(10 * releaseEvery) {
 		if time.Now().After(end) {
+			m.slots.handedOver()
 			return
 		}
 	}

@@ -105,10 +105,14 @@ func sameDevice(size int) *algo.DeviceChoices {
 
 // pair returns both ranks of a communicator, which are in this process.
 func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
+	drivers = [2]*fakeDriver{{}, {}}
+	return pairOn(t, drivers), drivers
+}
+
+func pairOn(t *testing.T, drivers [2]*fakeDriver) (members [2]*member) {
 	methods := []shmem.Method{shmem.Proc}
 	offers := make([]offer, 2)
 	for rank := range members {
-		drivers[rank] = &fakeDriver{}
 		var err error
 		members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods, sameDevice(2))
 		require.NoError(t, err)
@@ -116,7 +120,7 @@ func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
 	for rank, why := range joined(members, offers) {
 		require.NoErrorf(t, why, "rank %d", rank)
 	}
-	return members, drivers
+	return members
 }
 
 // joined lets members join, and returns why they cannot.
@@ -346,6 +350,29 @@ func TestFree(t *testing.T) {
 	later, _ := pair(t)
 	require.Contains(t, []lodging{m[0].lodging, m[1].lodging}, later[0].lodging)
 	require.EqualValues(t, 1, later[0].own.load(tokenOf(left, 0), 1))
+}
+
+// What the stream of a peer has queued that died without a word may still use the inbox and the slots, so no later group has them.
+func TestMemoryOfAPeerThatDied(t *testing.T) {
+	refused := map[device.Sharing]error{device.ByFile: errors.New("refused")}
+	for _, said := range []bool{true, false} {
+		drivers := [2]*fakeDriver{{refuses: refused}, {refuses: refused}}
+		m := pairOn(t, drivers)
+		on, err := drivers[0].Identity()
+		require.NoError(t, err)
+		m[0].peers[1].process.StartTime++ // another process has the number by now
+		require.True(t, m[0].gone(1))
+		if said {
+			m[0].own.store(closed, 1, 1)
+		}
+		m[0].Free()
+		require.Equal(t, said, len(handles.idle[on]) > 0)
+		if place := m[0].lodging; said {
+			require.Contains(t, homes.free[place.place.Len], place)
+		} else {
+			require.NotContains(t, homes.free[place.place.Len], place)
+		}
+	}
 }
 
 // Inboxes lie beside each other, and memory is registered once for all of them.

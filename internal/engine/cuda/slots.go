@@ -16,8 +16,9 @@ import (
 // This file shares the slots. All ranks share theirs in one way, which they try one after the other: by open files, and, if any rank cannot
 // share or open one, by handles of legacy IPC. Handles mean nothing in another PID namespace, as in containers of their own. To give back
 // or to close memory that has one waits for the device, and so for streams that wait for peers. So own memory of this kind is left to later
-// groups, and that of peers stays open until the process ends, also if the peer has ended. Files are handed over by SCM_RIGHTS: it needs the same network namespace only, where
-// pidfd_getfd would need the PID namespace as well, and the right to trace the other process.
+// groups, unless a peer has died without having said that it uses it no more, and that of peers stays open until the process ends, also if
+// the peer has ended. Files are handed over by SCM_RIGHTS: it needs the same network namespace only, where pidfd_getfd would need the PID
+// namespace as well, and the right to trace the other process.
 
 var ways = []device.Sharing{device.ByFile, device.ByHandle}
 

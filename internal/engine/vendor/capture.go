@@ -35,7 +35,7 @@ func (e *Engine) prepareCaptured(call runner.Call, op coll.Op, why error) (engin
 
 // issueCaptured makes an operation a part of the graph.
 func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) error {
-	if err := e.issuing.take(call); err != nil {
+	if err := e.issuing.take(call, e.gone); err != nil {
 		return e.refuse(op, err)
 	}
 	defer e.issuing.give()

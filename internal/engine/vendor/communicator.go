@@ -194,9 +194,8 @@ func (c *communicator) destroy() bool {
 
 // awaitQuiet returns when no stream of an engine of the process waits for a peer, or when the bound is over.
 func (c *communicator) awaitQuiet(bound time.Duration) {
-	waits := func() bool { return c.engine.pool.waits() || c.engine.Waits() }
 	sleep := firstSleep
-	for end := time.Now().Add(bound); waits() && time.Now().Before(end); sleep = min(2*sleep, 10*time.Millisecond) {
+	for end := time.Now().Add(bound); c.engine.waits() && time.Now().Before(end); sleep = min(2*sleep, 10*time.Millisecond) {
 		time.Sleep(sleep)
 	}
 }

@@ -65,6 +65,7 @@ type Engine struct {
 	making map[coll.Device]*making
 	early  map[coll.Device]bool // whose early calls are made
 	down   atomic.Bool          // the group is down
+	gone   chan struct{}        // closed then
 }
 
 var (
@@ -76,7 +77,8 @@ var (
 // or one that was made with it.
 func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	return &Engine{Engine: others, without: without, group: g, method: method, pool: pool, open: open, issuing: newTurn(),
-		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}, early: map[coll.Device]bool{}}
+		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}, early: map[coll.Device]bool{},
+		gone: make(chan struct{})}
 }
 
 // Name implements engine.Engine.
@@ -84,8 +86,12 @@ func (e *Engine) Name() string { return e.method.Name() }
 
 // IssueP2P implements engine.P2P. Streams may wait for the operation, so what waits for the device comes before it.
 func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
-	if err := e.beEarly(call, op); err != nil {
-		return e.refuse(op, err)
+	switch err := e.beEarly(call, op); err {
+	case nil:
+	case runner.ErrDown:
+		return err
+	default:
+		return e.refuse(op, errEarly)
 	}
 	return e.Engine.IssueP2P(call, op)
 }
@@ -106,8 +112,8 @@ func (e *Engine) beEarly(call runner.Call, op coll.Op) error {
 		defer close(done)
 		e.earlyCalls(op.Device)
 	})
-	if wait(call, done) != nil {
-		return errEarly
+	if err := wait(call, done, e.gone); err != nil {
+		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -115,7 +121,13 @@ func (e *Engine) beEarly(call runner.Call, op coll.Op) error {
 	return nil
 }
 
+// earlyCalls makes the early calls of the methods that may carry out collectives on the device. A communicator has made its own when it was
+// made. A library leaves the device to another method only if it cannot be used, so that one's calls do not come while a stream waits.
 func (e *Engine) earlyCalls(on coll.Device) {
+	switch c := e.communicatorOf(on); {
+	case c == nil && e.library() && e.waits(), c != nil && c.joined != nil:
+		return
+	}
 	if m, ok := e.method.(Early); ok {
 		m.Early(on)
 	}
@@ -123,6 +135,9 @@ func (e *Engine) earlyCalls(on coll.Device) {
 		w.earlyCalls(on)
 	}
 }
+
+// waits reports whether a stream of an engine of the process waits for a peer.
+func (e *Engine) waits() bool { return e.pool.waits() || e.Waits() }
 
 // library reports whether the method is that of a vendor's library.
 func (e *Engine) library() bool {
@@ -161,7 +176,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 	}
 	access, rt, err := e.launcher(call, op)
 	if err == nil {
-		err = e.issuing.take(call)
+		err = e.issuing.take(call, e.gone)
 	}
 	if err != nil {
 		err = e.refuse(op, err)
@@ -277,7 +292,9 @@ func (e *Engine) Abort() {
 	e.without.Abort()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.down.Store(true)
+	if !e.down.Swap(true) {
+		close(e.gone)
+	}
 	for _, c := range e.known {
 		c.down()
 	}

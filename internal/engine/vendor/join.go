@@ -61,7 +61,7 @@ func (e *Engine) communicatorFor(call runner.Call, op coll.Op) (*communicator, e
 		return nil, e.refuse(op, err)
 	}
 	m := e.makingOn(op.Device, access)
-	if err := wait(call, m.done); err != nil {
+	if err := wait(call, m.done, e.gone); err != nil {
 		return nil, e.refuse(op, err)
 	}
 	if m.err != nil {

@@ -13,9 +13,9 @@ var ErrInterrupted = errors.New("a signal has interrupted the wait for the other
 // signalsEvery is how often a caller that waits for peers handles signals.
 const signalsEvery = 50 * time.Millisecond
 
-// wait returns when ready is closed or has a value, or with ErrInterrupted.
+// wait returns when ready is closed or has a value, or with ErrInterrupted, or with [runner.ErrDown] once gone is closed.
 // Requires: the thread and the bridge of the call.
-func wait(call runner.Call, ready <-chan struct{}) error {
+func wait(call runner.Call, ready, gone <-chan struct{}) error {
 	select {
 	case <-ready:
 		return nil
@@ -27,6 +27,8 @@ func wait(call runner.Call, ready <-chan struct{}) error {
 		select {
 		case <-ready:
 			return nil
+		case <-gone:
+			return runner.ErrDown
 		case <-tick.C:
 			if call.Interrupted() {
 				return ErrInterrupted
@@ -64,5 +66,5 @@ func newTurn() turn {
 	return t
 }
 
-func (t turn) take(call runner.Call) error { return wait(call, t) }
-func (t turn) give()                       { t <- struct{}{} }
+func (t turn) take(call runner.Call, gone <-chan struct{}) error { return wait(call, t, gone) }
+func (t turn) give()                                             { t <- struct{}{} }
