@@ -600,6 +600,46 @@ def interrupted_while_kernels_load(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
+def aborted_while_kernels_load(rank: int, size: int, store: str) -> None:
+    """A call waits for kernels, which are loaded when a stream has gone on. An abort by another thread ends the call."""
+    join_group(rank, size, store, 0)
+    staged, group = with_engine("staged"), with_engine("cuda")
+    first, second = (torch.zeros(1000, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+    told = c10d._get_default_store()
+    if rank == 1:
+        work = dist.irecv(first, 0, group=staged)
+        inside = threading.Event()
+
+        def note(_: int, frame: Any) -> None:
+            if frame.f_code.co_name == "irecv":
+                inside.set()
+
+        def abort() -> None:
+            inside.wait()
+            group._get_backend(torch.device("cuda")).abort()
+
+        before = signal.signal(signal.SIGALRM, note)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        aborting = threading.Thread(target=abort)
+        aborting.start()
+        try:
+            dist.irecv(second, 0, group=group)
+            raise AssertionError("nothing was raised")
+        except dist.DistBackendError as error:
+            assert "abort() was called" in str(error), error
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        aborting.join()
+        told.set("aborted", "")
+        work.wait()
+        assert first.tolist() == [1.0] * 1000
+    else:
+        told.wait(["aborted"])
+        dist.send(first + 1, 1, group=staged)
+    fake_cuda.check()
+
+
 def is_void(rank: int, size: int, store: str) -> str:
     """Rank 0 aborts while an operation is on its way for which the last rank has not come. Its stream goes on and gives
     rank 1 what it has not computed, which is no success there."""

@@ -104,6 +104,10 @@ def test_a_signal_while_kernels_load(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_cuda:interrupted_while_kernels_load", 2, **STREAM_WAITS)
 
 
+def test_an_abort_while_kernels_load(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_cuda:aborted_while_kernels_load", 2, **STREAM_WAITS)
+
+
 @pytest.mark.parametrize("engine", quickly(["cuda"], ["cuda", "staged"]))
 @pytest.mark.parametrize("schedule", quickly(["lazy"], ["lazy", "eager", "random"]))
 def test_p2p_beside_calls_that_wait(cuda_bed: CudaBed, schedule: str, engine: str) -> None:

@@ -51,7 +51,7 @@ def test_a_rank_misses_a_connection(cuda_bed: CudaBed) -> None:
 
 
 def test_p2p_behind_a_collective(cuda_bed: CudaBed) -> None:
-    run(cuda_bed, "p2p_behind_a_collective", 2, settings=SETTINGS | {"EMULATOR_STREAM_WAITS": "1"})
+    run(cuda_bed, "p2p_behind_a_collective", 2, settings=AUTO | {"EMULATOR_STREAM_WAITS": "1"})
 
 
 def test_a_rank_misses_the_join(cuda_bed: CudaBed) -> None:
