@@ -604,7 +604,7 @@ typedef struct sagecomm_api {
   /* Makes every operation of the group, here and on every rank, fail with this rank as the culprit, because its caller cannot go on as
    * the peers do. Of `fault` it reads `status`, which is SYSTEM or INTERNAL, `op` and `sequence` of the operation, which may be empty and 0, and
    * `message`, the reason, which the text of the failure ends with. The operation is of the lane for a type of device (sagecomm_op.device_type).
-   * A group that has failed before keeps its first cause, which group_error() returns. */
+   * A group that has failed before keeps its first cause, which group_error() returns. One that is destroyed is refused. */
   int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err);
 } sagecomm_api;
 

@@ -108,29 +108,36 @@ func (g *Group) Fail(fault *coll.Failure) error {
 	f := *fault
 	f.Rank = g.rank
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s cannot go on as its peers do%s: %s", g.title(), g.who(g.rank), in, fault.Message)
-	g.fail(&f)
+	if !g.fail(&f) {
+		return fmt.Errorf("group %q is destroyed", g.title())
+	}
 	return nil
 }
 
 // fail declares a failure that was found outside the runner, unless the group has failed or is destroyed. It fills in the group, the
-// culprit's process, and a sequence number that is missing. When it returns, the group is down, also if another thread is about to take it down.
-func (g *Group) fail(f *coll.Failure) {
+// culprit's process, and a sequence number that is missing, of the lane in which the operation was. When it returns true, the group is down,
+// also if another thread is about to take it down. It returns false if no call may enter the group any more.
+func (g *Group) fail(f *coll.Failure) bool {
 	if !g.life.acquire() {
-		return
+		return false
 	}
 	defer g.life.release()
 	if known := g.failed(); known != nil {
 		g.adopt(known)
-		return
+		return true
 	}
 	f.Group = g.name
 	if f.Sequence == 0 {
 		f.Sequence = g.run.Sequence()
+		if d := g.device.Load(); d != nil && f.OnDevice {
+			f.Sequence = d.run.Sequence()
+		}
 	}
 	if f.Rank >= 0 && f.Rank < g.size {
 		f.PID, f.Host = g.members[f.Rank].PID, g.members[f.Rank].Host
 	}
 	g.declareFailure(f)
+	return true
 }
 
 // CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if

@@ -308,6 +308,9 @@ func TestCallerFailsTheGroup(t *testing.T) {
 		require.Equal(t, 1, f.Rank)
 		require.Equal(t, uint64(2), f.Sequence)
 	}
+	fault := &coll.Failure{Status: coll.Internal, Message: "too late"}
+	require.NoError(t, w.groups[0].Destroy())
+	require.ErrorContains(t, w.groups[0].Fail(fault), "is destroyed")
 }
 
 // A rank without memory for a call of its peers tells all of them instead of letting them wait.
