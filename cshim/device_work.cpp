@@ -101,9 +101,16 @@ void DeviceWork::issued(Buffers& buffers) noexcept {
     }
     joined_ = true;
   } catch (...) { // the operation is under way; its end raises the error
-    broken_ = std::current_exception();
+    broken_ = keepRaised();
   }
   noteReleased(this);
+}
+
+std::exception_ptr DeviceWork::ending() const {
+  if (!raised_ && broken_ && endsProgram(broken_)) {
+    return broken_;
+  }
+  return raised_;
 }
 
 // If a command fails, those in front of it may still use the pinned memory. Then the value is never written, and the library

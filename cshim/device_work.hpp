@@ -45,9 +45,12 @@ class DeviceWork {
 
   // Queues what is left to queue when the core has issued the operation, whose buffers these are.
   void issued(Buffers& buffers) noexcept;
-  // What a signal handler has raised while the core waited for peers in issue(); null: nothing.
-  const std::exception_ptr& raised() const {
-    return raised_;
+  // Returns what is to end the call: what a signal handler has raised while the core waited for peers in issue(), or what a copy has
+  // raised in issued() and is meant to end the program; null: nothing. Called without the GIL.
+  std::exception_ptr ending() const;
+  // Returns why an operation that was queued whole has no end; null: it has one.
+  const std::exception_ptr& broken() const {
+    return broken_;
   }
   // Reports whether all commands of the operation are queued. Requires: issued() was called.
   bool joined() const {

@@ -4,9 +4,11 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <typeinfo>
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 #include <torch/csrc/Exceptions.h>
 
 #include "core.hpp"
@@ -112,6 +114,21 @@ std::exception_ptr toException(const sagecomm_error& error) noexcept {
     raise(error);
   } catch (...) {
     return std::current_exception();
+  }
+}
+
+std::string reasonOf(const std::exception_ptr& raised) {
+  const auto orName = [](const char* text, const std::exception& e) {
+    return *text != '\0' ? std::string(text) : c10::demangle(typeid(e).name());
+  };
+  try {
+    std::rethrow_exception(raised);
+  } catch (const c10::Error& e) {
+    return orName(e.what_without_backtrace(), e);
+  } catch (const std::exception& e) {
+    return orName(e.what(), e);
+  } catch (...) {
+    return "something was thrown that is no exception";
   }
 }
 

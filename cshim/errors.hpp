@@ -31,6 +31,9 @@ void setExceptionTypes(
 // Returns the exception for `error`, for Futures.
 std::exception_ptr toException(const sagecomm_error& error) noexcept;
 
+// Returns the text of an exception, its type's name where it has none.
+std::string reasonOf(const std::exception_ptr& raised);
+
 // Throws a RuntimeError for a call that does not reach the core: "sagecomm: <op>: <reason>".
 [[noreturn]] void refuse(const char* op, const std::string& reason);
 

@@ -31,6 +31,18 @@ void checkSignals() {
   }
 }
 
+std::exception_ptr keepRaised() {
+  try {
+    throw;
+  } catch (python_error& e) {
+    pybind11::gil_scoped_acquire gil;
+    e.persist();
+    return std::current_exception();
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 bool endsProgram(const std::exception_ptr& raised) {
   try {
     std::rethrow_exception(raised);

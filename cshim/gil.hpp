@@ -48,6 +48,10 @@ bool isMainThread();
 // it while the interpreter shuts down.
 void checkSignals();
 
+// Returns the exception that is being handled. One of Python's that its thrower has left in the state of this thread is taken from there,
+// so that other threads may have it. Called in a `catch`, without the GIL.
+std::exception_ptr keepRaised();
+
 // Reports whether `raised` is meant to end the program: KeyboardInterrupt, SystemExit and the like, which are not derived
 // from Exception. Called without the GIL.
 bool endsProgram(const std::exception_ptr& raised);

@@ -37,41 +37,44 @@ namespace {
 // commands has it alone, so that no collective of another thread comes between: the end of the call would wait for that one's peers. The
 // others queue at the same time as far as the core lets them. P2p operations alone take no turn, because what they wait for must be able
 // to come while a first collective has its turn until its peers come. For that reason, too, who waits for a turn handles signals. A call
-// inside one that has its turn, which a signal handler makes, takes none.
+// that a handler makes inside one that has its turn takes none. One that it makes inside a call that waits takes a turn of its own.
 class Turn {
  public:
-  Turn(Turns& turns, const Call& call) : note_(turns) {
-    if (note_.nested || !collects(call) || forked()) { // a thread of the parent may have had its turn
+  Turn(Turns& turns, const Call& call) {
+    if (!collects(call) || forked() || Held::has(turns)) { // a thread of the parent may have had its turn
       return;
     }
-    std::unique_lock<std::timed_mutex> line(turns.line, std::defer_lock);
-    await(line);
     if (call.buffers.staged()) {
-      await(alone_ = std::unique_lock(turns.queue, std::defer_lock));
+      await(turns.line, alone_ = std::unique_lock(turns.queue, std::defer_lock));
     } else {
-      await(together_ = std::shared_lock(turns.queue, std::defer_lock));
+      await(turns.line, together_ = std::shared_lock(turns.queue, std::defer_lock));
     }
+    held_.emplace(turns);
   }
 
  private:
-  // The turns that a thread has or waits for, the innermost first.
-  struct Note {
+  // The turns that a thread has, the innermost first.
+  struct Held {
     const Turns& of;
-    const Note* const outer;
-    bool nested = false; // in another one of the group
+    const Held* const outer;
 
-    explicit Note(const Turns& turns) : of(turns), outer(std::exchange(innermost, this)) {
-      for (const Note* n = outer; n != nullptr && !nested; n = n->outer) {
-        nested = &n->of == &turns;
-      }
+    explicit Held(const Turns& turns) : of(turns), outer(std::exchange(innermost, this)) {
     }
-    ~Note() {
+    ~Held() {
       innermost = outer;
     }
-    Note(const Note&) = delete;
-    Note& operator=(const Note&) = delete;
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
 
-    static thread_local const Note* innermost;
+    static bool has(const Turns& turns) {
+      const Held* held = innermost;
+      while (held != nullptr && &held->of != &turns) {
+        held = held->outer;
+      }
+      return held != nullptr;
+    }
+
+    static thread_local const Held* innermost;
   };
 
   static bool collects(const Call& call) {
@@ -81,18 +84,31 @@ class Turn {
   }
 
   template <class Lock>
-  static void await(Lock&& lock) {
-    while (!lock.try_lock() && !lock.try_lock_for(std::chrono::nanoseconds(waits().slice_ns))) {
+  static bool locks(Lock& lock) {
+    return lock.try_lock() || lock.try_lock_for(std::chrono::nanoseconds(waits().slice_ns));
+  }
+
+  // A handler may wait for a thread that comes to need a turn, so this call gives up its place in the line while handlers run.
+  template <class Queue>
+  static void await(std::timed_mutex& line, Queue&& queue) {
+    std::unique_lock<std::timed_mutex> place(line, std::defer_lock);
+    for (;;) {
+      if (locks(place)) {
+        if (locks(queue)) {
+          return;
+        }
+        place.unlock();
+      }
       checkSignals();
     }
   }
 
-  const Note note_;
   std::unique_lock<std::shared_timed_mutex> alone_;
   std::shared_lock<std::shared_timed_mutex> together_;
+  std::optional<Held> held_;
 };
 
-thread_local const Turn::Note* Turn::Note::innermost = nullptr;
+thread_local const Turn::Held* Turn::Held::innermost = nullptr;
 
 } // namespace
 
@@ -119,6 +135,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
     turn.emplace(turns_, call);
     device = std::make_unique<DeviceWork>(*call.buffers.device(), call.buffers.deviceTensors());
+  }
+  sagecomm_group group = group_.load(std::memory_order_relaxed);
+  std::shared_ptr<const GroupInfo> info; // null: the core writes the outputs
+  if (C10_UNLIKELY((device != nullptr || call.buffers.staged()) && !forked())) {
+    info = members();
+    group = info->group;
   }
   const Stopwatch watch = hooks_.start();
   const bool timed = call.timeout > kNoTimeout;
@@ -151,7 +173,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
   Issued issued;
   sagecomm_error error;
-  const int32_t status = profiled ? issueProfiled(call, issued, error) : issue(call, issued, error);
+  const int32_t status = profiled ? issueProfiled(group, call, issued, error) : issue(group, call, issued, error);
   if (C10_UNLIKELY(device != nullptr)) {
     device->issued(call.buffers);
     turn.reset();
@@ -168,8 +190,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     if (work) {
       work->endProfiling();
     }
-    if (device && device->raised()) {
-      std::rethrow_exception(device->raised());
+    if (const std::exception_ptr ending = device ? device->ending() : nullptr) {
+      std::rethrow_exception(ending);
     }
     if (error.status == SAGECOMM_INVALID && group_.load(std::memory_order_relaxed) == 0) {
       refuseWithoutGroup(call.info.name); // another thread has destroyed the group meanwhile
@@ -179,7 +201,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (!work) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
-  const std::exception_ptr interrupted = device ? device->raised() : nullptr; // the operation fails
+  const std::exception_ptr interrupted = device ? device->ending() : nullptr; // the operation fails
   const DeviceWork* queued = nullptr; // a synchronous operation for which a stream waits, and not the host
   if (C10_UNLIKELY(device != nullptr)) {
     const DeviceWork& on = *device;
@@ -197,13 +219,14 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       source = api_.work_source(issued.work);
     }
     call.ephemeralShare.end();
-    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_, info_);
-    if (!call.async) {
+    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_, info.get());
+    if (!call.async || work->raisesAtOnce()) {
       work->raiseError();
     }
     return work;
   }
-  work->attach(issued.work, issued.sequence, std::move(call.buffers), call.inputs, info_, call.source);
+  work->attach(
+      issued.work, issued.sequence, std::move(call.buffers), call.inputs, info ? std::move(info) : info_, call.source);
   work->own(std::move(call.ephemeralShare), sparse ? std::move(*call.sparse) : nullptr);
   if (!call.async && !interrupted && queued == nullptr) {
     work->drive();
@@ -221,8 +244,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   return work;
 }
 
-int32_t ProcessGroupSagecomm::issue(const Call& call, Issued& issued, sagecomm_error& error) const {
-  const sagecomm_group group = group_.load(std::memory_order_relaxed);
+int32_t ProcessGroupSagecomm::issue(
+    sagecomm_group group, const Call& call, Issued& issued, sagecomm_error& error) const {
   if (C10_LIKELY(call.form == Call::Form::kOne)) {
     return api_.issue(group, &call.op, &issued.work, &issued.sequence, &error);
   }
@@ -247,16 +270,17 @@ struct Use {
 };
 
 // Refuses calls that are not all on one device. An operation without tensors is on the CPU.
-void checkDevices(const std::vector<Call>& calls) {
+void checkDevices(const std::vector<Call>& calls, int rank) {
   const c10::Device* const first = calls.front().buffers.device();
   for (const Call& call : calls) {
     const c10::Device* const on = call.buffers.device();
     if (C10_UNLIKELY((on == nullptr) != (first == nullptr) || (on != nullptr && *on != *first))) {
       refuse(
           call.info.name,
-          "operation " + std::to_string(&call - calls.data()) + " of one coalesced call, counted from 0, is on " +
-              (on == nullptr ? "cpu" : on->str()) + ", and those before it are on " +
-              (first == nullptr ? "cpu" : first->str()) + "; issue them in separate calls");
+          "rank " + std::to_string(rank) + ": operation " + std::to_string(&call - calls.data()) +
+              " of one coalesced call, counted from 0, is on " + (on == nullptr ? "cpu" : on->str()) +
+              ", and those before it are on " + (first == nullptr ? "cpu" : first->str()) +
+              "; issue them in separate calls");
     }
   }
 }
@@ -314,7 +338,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
       return promise;
     }
   }
-  checkDevices(calls);
+  checkDevices(calls, rank_);
   checkCopies(calls, rank_);
   Call composite(info);
   composite.ephemeralShare = ephemeralTimeout_.take();
@@ -354,7 +378,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::completed(const OpInfo& info) {
   auto work = c10::make_intrusive<Work>(rank_, info, Tensors(), milliseconds(timeoutMs_.load()));
   Buffers none;
-  work->finishInline(0, none, getSequenceNumberForGroup(), -1, hooks_, info_);
+  work->finishInline(0, none, getSequenceNumberForGroup(), -1, hooks_, nullptr);
   return work;
 }
 
@@ -435,12 +459,14 @@ void ProcessGroupSagecomm::recordParams(
 
 // Torch records the number when the range begins, before the operation has one. The number is right unless another thread
 // issues a collective of the same lane at the same moment.
-int32_t ProcessGroupSagecomm::issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const {
+int32_t ProcessGroupSagecomm::issueProfiled(
+    sagecomm_group group, const Call& call, Issued& issued, sagecomm_error& error) const {
   const bool p2p = !call.collective();
   const sagecomm_op& op = call.coalesced.empty() ? call.op : call.coalesced.front(); // all are of one lane
-  const uint64_t sequence = api_.lane_sequence(group_.load(), op.device_type) + (p2p ? 0 : 1);
+  const uint64_t sequence = api_.lane_sequence(group, op.device_type) + (p2p ? 0 : 1);
   int32_t status = SAGECOMM_OK;
-  recordParams(call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(call, issued, error); });
+  recordParams(
+      call.info.name, sequence, p2p, call.inputs, call.outputs, [&] { status = issue(group, call, issued, error); });
   return status;
 }
 

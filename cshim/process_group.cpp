@@ -229,6 +229,11 @@ c10d::ErrorType ProcessGroupSagecomm::getError() {
   }
 }
 
+std::shared_ptr<const GroupInfo> ProcessGroupSagecomm::members() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return info_;
+}
+
 // ---- hooks ----
 
 bool ProcessGroupSagecomm::supportsAbortHooks() const {

@@ -194,8 +194,10 @@ class ProcessGroupSagecomm final : public c10d::Backend {
     uint64_t sequence = 0;
   };
   std::optional<c10::Device> deviceOfBarrier(const c10d::BarrierOptions& opts) const;
-  int32_t issue(const Call& call, Issued& issued, sagecomm_error& error) const;
-  int32_t issueProfiled(const Call& call, Issued& issued, sagecomm_error& error) const;
+  // Returns what a Work needs of the present members, while reconfigure() may replace them.
+  std::shared_ptr<const GroupInfo> members() const;
+  int32_t issue(sagecomm_group group, const Call& call, Issued& issued, sagecomm_error& error) const;
+  int32_t issueProfiled(sagecomm_group group, const Call& call, Issued& issued, sagecomm_error& error) const;
   // Calls `issue` inside a "record_param_comms" range. Torch's trace analysers expect one per operation.
   void recordParams(
       const char* name,
@@ -255,7 +257,8 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::set<int64_t> uuids_; // all that reconfigure() was called with; used by the one thread inside it
   std::string membership_; // names the reconfigure() that set the members, "" for none; guarded by mutex_
   std::map<std::vector<int>, int> shrunk_; // how often the members were shrunk to these ranks; guarded by mutex_
-  std::shared_ptr<const GroupInfo> info_; // replaced under mutex_; operations read it without the lock
+  std::shared_ptr<const GroupInfo>
+      info_; // replaced under mutex_; operations on the CPU without copies read it without the lock
   Hooks& hooks_; // info_'s
   EphemeralTimeout& ephemeralTimeout_; // info_'s
   std::unique_ptr<Stacks> stacks_; // null: the group records no stacks

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <initializer_list>
 
+#include <ATen/Context.h>
+
 namespace sagecomm {
 
 namespace {
@@ -37,16 +39,17 @@ void* find(std::initializer_list<Symbol> symbols) {
 
 } // namespace
 
-// Torch for ROCm calls its devices CUDA's. A PrivateUse1 device is Ascend's if its runtime is loaded. A device is in use when this is
+// Torch for ROCm calls its devices CUDA's, and the process may have loaded CUDA's driver all the same. A PrivateUse1 device is Ascend's if its runtime is loaded. A device is in use when this is
 // called, so its library is loaded.
 Relaxed::Exchange Relaxed::exchangeOf(c10::DeviceType type) {
   if (type == c10::DeviceType::CUDA) {
-    static const auto found = reinterpret_cast<Exchange>(find({
-        {"libcuda.so.1", "cuThreadExchangeStreamCaptureMode"},
-        {"libamdhip64.so.7", "hipThreadExchangeStreamCaptureMode"},
-        {"libamdhip64.so.6", "hipThreadExchangeStreamCaptureMode"},
-        {"libamdhip64.so", "hipThreadExchangeStreamCaptureMode"},
-    }));
+    static const auto found = reinterpret_cast<Exchange>(
+        at::globalContext().hasROCM() ? find({
+                                            {"libamdhip64.so.7", "hipThreadExchangeStreamCaptureMode"},
+                                            {"libamdhip64.so.6", "hipThreadExchangeStreamCaptureMode"},
+                                            {"libamdhip64.so", "hipThreadExchangeStreamCaptureMode"},
+                                        })
+                                      : find({{"libcuda.so.1", "cuThreadExchangeStreamCaptureMode"}}));
     return found;
   }
   if (type == c10::DeviceType::PrivateUse1 && !unsupported.load(std::memory_order_relaxed)) {

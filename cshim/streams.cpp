@@ -1,6 +1,7 @@
 // streams.cpp keeps the streams of the library and queues its commands. See streams.hpp.
 #include "streams.hpp"
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -37,8 +38,9 @@ struct Values {
 };
 
 struct OnDevice {
-  std::mutex mutex; // guards the rest. The thread that holds it may wait for the device, and takes no other mutex
-  std::optional<Values> values;
+  std::mutex mutex; // guards `values`. The thread that holds it may wait for the device, and takes no other mutex
+  std::optional<Values> values; // never changed once made
+  std::atomic<const int32_t*> numbers{nullptr}; // of `values`, once made
 };
 
 // The state of the process. It is never destroyed, because the device may be gone by then.
@@ -94,7 +96,8 @@ c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device, First
       " are in use); destroy groups that are not needed any more, or make fewer");
 }
 
-// Makes the numbers in `stream`, where nothing else is queued. The device may wait for memory, so the mutex of the process is free.
+// Makes the numbers in `stream`, where nothing else is queued. The device may wait for memory, or while it loads a kernel, so the mutex of the
+// process is free. That of the device is held.
 Values makeValues(const c10::Stream& stream) {
   const Plainly plainly;
   const c10::StreamGuard on(stream);
@@ -138,6 +141,7 @@ void awaitValues(const c10::Stream& stream) {
   std::lock_guard<std::mutex> lock(state.mutex);
   if (!state.values) {
     state.values.emplace(makeValues(stream));
+    state.numbers.store(state.values->numbers.const_data_ptr<int32_t>(), std::memory_order_release);
   }
   state.values->made.block(stream);
 }
@@ -171,9 +175,12 @@ c10::Stream orderingStream(c10::Device device) {
   }
   const c10::Stream made = freshStream(guard, device, First::kGreatest);
   c10::Stream kept = made;
-  {
+  try {
     std::lock_guard<std::mutex> lock(the.mutex);
     kept = the.ordering.emplace(placeOf(device), made).first->second;
+  } catch (...) {
+    giveBack(made);
+    throw;
   }
   if (kept != made) { // another thread was faster
     giveBack(made);
@@ -227,13 +234,8 @@ void queueCopyToDevice(const c10::Stream& stream, const sagecomm_copy& copy) {
 
 void queueWrite(const c10::Stream& stream, uint32_t* word, uint32_t value) {
   TORCH_CHECK(value <= SAGECOMM_MAX_VALUE, "the value ", value, " is larger than ", SAGECOMM_MAX_VALUE);
-  const int32_t* numbers = nullptr;
-  {
-    OnDevice& state = stateOf(stream.device());
-    std::lock_guard<std::mutex> lock(state.mutex);
-    TORCH_CHECK(state.values, "no stream of ", stream.device(), " was made, so there are no values to write");
-    numbers = state.values->numbers.const_data_ptr<int32_t>();
-  }
+  const int32_t* const numbers = stateOf(stream.device()).numbers.load(std::memory_order_acquire);
+  TORCH_CHECK(numbers != nullptr, "no stream of ", stream.device(), " was made, so there are no values to write");
   queueCopy(stream, {word, numbers + value, sizeof *word}, 1, at::kInt, at::kCPU, stream.device());
 }
 

@@ -65,19 +65,12 @@ void Work::notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKey
 }
 
 void Work::finishInline(
-    sagecomm_work handle,
-    Buffers& buffers,
-    uint64_t sequence,
-    int source,
-    const Hooks& hooks,
-    const std::shared_ptr<const GroupInfo>& group) {
+    sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks, const GroupInfo* group) {
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
-  std::exception_ptr ending;
-  if (C10_UNLIKELY(buffers.staged() || device_ != nullptr)) {
-    const std::shared_ptr<const GroupInfo> own = group;
-    ending = finishOutputs(buffers, *own);
+  if (C10_UNLIKELY(group != nullptr)) {
+    finishOutputs(buffers, *group);
   }
   endProfiling();
   if (C10_UNLIKELY(watch_.runs())) {
@@ -92,29 +85,25 @@ void Work::finishInline(
   if (C10_UNLIKELY(watch_.runs()) && error_ == nullptr) {
     runHooks(hooks);
   }
-  if (C10_UNLIKELY(ending != nullptr)) {
-    std::rethrow_exception(ending);
-  }
 }
 
-// Writes the outputs, or queues that in a stream of the device. If it cannot, the operation has failed. Returns what was raised if that is
-// meant to end the program.
-std::exception_ptr Work::finishOutputs(Buffers& buffers, const GroupInfo& group) {
+// Writes the outputs, or queues that in a stream of the device. If it cannot, the operation has failed.
+void Work::finishOutputs(Buffers& buffers, const GroupInfo& group) {
+  std::exception_ptr raised;
   try {
     if (device_) {
       device_->succeed(buffers);
     } else if (buffers.staged()) {
       buffers.copyBack();
     }
-  } catch (const c10::Error& e) {
-    cannotWrite(group, e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    cannotWrite(group, e.what());
-    if (const std::exception_ptr raised = std::current_exception(); endsProgram(raised)) {
-      return raised;
-    }
+    return;
+  } catch (...) {
+    raised = keepRaised();
   }
-  return nullptr;
+  cannotWrite(group, reasonOf(raised));
+  if (endsProgram(raised)) {
+    ending_ = std::make_unique<Ending>(Ending{raised, std::this_thread::get_id()});
+  }
 }
 
 void Work::runHooks(const Hooks& hooks) const {
@@ -166,18 +155,21 @@ void Work::doneCallback(void* ctx, int32_t status, const sagecomm_error* error) 
   self->complete(status, error);
 }
 
-std::exception_ptr Work::complete(int32_t status, const sagecomm_error* error) {
+void Work::complete(int32_t status, const sagecomm_error* error) {
   if (claimed_.exchange(true, std::memory_order_acq_rel)) {
-    return nullptr;
+    return;
   }
-  std::exception_ptr ending;
   if (status < 0) {
     error_ = std::make_unique<sagecomm_error>(*error);
     if (device_) {
+      if (const std::exception_ptr& broken = device_->broken()) { // which the error hides
+        LOG(ERROR) << "sagecomm: " << name_ << " #" << sequence_ << ": rank " << group_->rank << ": an output on "
+                   << device_->device() << " cannot be written: " << reasonOf(broken);
+      }
       device_->fail();
     }
   } else {
-    ending = finishOutputs(pending_->buffers, *group_);
+    finishOutputs(pending_->buffers, *group_);
   }
   if (error_ && device_) {
     logFailure();
@@ -217,7 +209,25 @@ std::exception_ptr Work::complete(int32_t status, const sagecomm_error* error) {
   finish(future, [this](auto& f) { finishFuture(f); });
   finish(futureResult, [this](auto& f) { finishResult(f); });
   group_->hooks->ended();
-  return ending;
+}
+
+// Raises what is meant to end the program, if this thread is to do so and no other one has.
+void Work::raiseEnding() {
+  std::unique_ptr<Ending> ending;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_ && (isMainThread() || ending_->by == std::this_thread::get_id())) {
+      ending = std::move(ending_);
+    }
+  }
+  if (ending) {
+    std::rethrow_exception(ending->raised);
+  }
+}
+
+void Work::raiseFailure() {
+  raiseEnding();
+  raise(*error_);
 }
 
 // The caller's stream goes on when a joined operation has failed, and a program that makes no further call would not learn of it.
@@ -228,15 +238,16 @@ void Work::logFailure() const {
 }
 
 // The peers take the operation for a success. They learn by the failure of the group that this rank does not go on as they do. Of an
-// operation in a capture nothing has been carried out: it fails here, and its group goes on.
-void Work::cannotWrite(const GroupInfo& group, const char* why) {
+// operation in a capture nothing has been carried out: it fails here, and its group goes on. Where the group has failed before, or was
+// destroyed, the reason is logged, and where the group still exists the operation raises what all ranks raise.
+void Work::cannotWrite(const GroupInfo& group, const std::string& why) {
   if (device_) {
     device_->fail();
   }
   const std::string on = device_ ? device_->device().str() : "cpu";
-  const std::string_view text(why); // Python's has the stack in further lines
-  const std::string_view line = text.substr(0, std::min<size_t>(text.find('\n'), 1000));
-  std::string reason = "an output on " + on + " cannot be written: " + std::string(line);
+  const std::string line =
+      why.substr(0, std::min<size_t>(why.find('\n'), 1000)); // Python's has the stack in further lines
+  std::string reason = "an output on " + on + " cannot be written: " + line;
   const bool captured = device_ && device_->isInCapture();
   reason += captured ? "; the graph is of no use, so capture it again"
                      : "; peers hold the operation for complete, so make a new group";
@@ -250,10 +261,13 @@ void Work::cannotWrite(const GroupInfo& group, const char* why) {
   sagecomm_error fault = *error_;
   std::snprintf(fault.message, sizeof fault.message, "%s", reason.c_str());
   const auto type = device_ ? static_cast<uint8_t>(device_->device().type()) : static_cast<uint8_t>(SAGECOMM_HOST);
-  core().group_fail(group.group, &fault, type, nullptr);
-  if (core().group_error(group.group, &fault) < 0 &&
-      fault.status != SAGECOMM_INVALID) { // that is: the group is not destroyed
-    *error_ = fault; // all ranks raise this one
+  const bool exists = core().group_fail(group.group, &fault, type, nullptr) == SAGECOMM_OK &&
+                      core().group_error(group.group, &fault) < 0 && fault.status != SAGECOMM_INVALID;
+  if (!exists || fault.status != SAGECOMM_INTERNAL || fault.rank != group.rank) {
+    LOG(ERROR) << error_->message;
+  }
+  if (exists) {
+    *error_ = fault;
   }
 }
 
@@ -270,9 +284,7 @@ bool Work::waitUntilDone(milliseconds timeout) {
       sagecomm_error error;
       const int32_t status = core().wait(handle_, slice.count(), &error);
       if (status != SAGECOMM_PENDING) {
-        if (const std::exception_ptr ending = complete(status, &error)) {
-          std::rethrow_exception(ending);
-        }
+        complete(status, &error);
         finished = true;
         continue;
       }

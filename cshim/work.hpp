@@ -12,8 +12,10 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
@@ -72,15 +74,14 @@ class Work final : public c10d::Work {
     device_ = std::move(device);
   }
   // Completes a Work whose operation finished inside issue(). `handle` may be 0. An output that cannot be written becomes the error
-  // of the Work, as it does in an operation that ends later. What is meant to end the program is raised as well. `group` is copied before
-  // it is used, because reconfigure() may replace it.
+  // of the Work, as it does in an operation that ends later. `group` may be null where no output is written here.
   void finishInline(
       sagecomm_work handle,
       Buffers& buffers,
       uint64_t sequence,
       int source,
       const Hooks& hooks,
-      const std::shared_ptr<const GroupInfo>& group);
+      const GroupInfo* group);
   // Attaches a Work whose operation goes on, and takes over the memory that the operation uses. Throws nothing, because the
   // core is using the buffers by now.
   void attach(
@@ -107,10 +108,15 @@ class Work final : public c10d::Work {
   // Drives the operation to its end. For synchronous operations. If a signal handler raises, completeLater() takes over.
   void drive();
   // Raises the error of an operation that has ended, if it has one.
-  void raiseError() const {
+  void raiseError() {
     if (C10_UNLIKELY(error_ != nullptr)) {
-      raise(*error_);
+      raiseFailure();
     }
+  }
+  // Whether the call raises the error of an operation that it has ended, even if the operation is asynchronous: what is meant to end
+  // the program, and an error in a capture, of which nobody would learn who drops the Work. Requires: finishInline() was called.
+  bool raisesAtOnce() const {
+    return C10_UNLIKELY(error_ != nullptr) && (ending_ != nullptr || (device_ != nullptr && device_->isInCapture()));
   }
 
   // --- c10d::Work ---
@@ -134,14 +140,15 @@ class Work final : public c10d::Work {
   uint64_t getCompletionKey() const; // virtual in newer torch
 
  private:
-  std::exception_ptr finishOutputs(Buffers& buffers, const GroupInfo& group);
+  void finishOutputs(Buffers& buffers, const GroupInfo& group);
   static void doneCallback(void* ctx, int32_t status, const sagecomm_error* error) noexcept;
 
-  // Returns what was raised meanwhile and is meant to end the program, for a thread of the program. The Work has the error in any case.
-  std::exception_ptr complete(int32_t status, const sagecomm_error* error);
+  void complete(int32_t status, const sagecomm_error* error);
+  void raiseEnding();
+  [[noreturn]] void raiseFailure();
   void runHooks(const Hooks& hooks) const;
   void logFailure() const;
-  void cannotWrite(const GroupInfo& group, const char* why);
+  void cannotWrite(const GroupInfo& group, const std::string& why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);
   void waitBriefly();
@@ -169,6 +176,13 @@ class Work final : public c10d::Work {
   std::atomic<bool> claimed_{false}; // a thread completes or has completed this Work
   std::atomic<bool> done_{false}; // outputs are final; set under mutex_ unless nobody can wait yet
   std::unique_ptr<sagecomm_error> error_; // null: success; written before done_
+  // What was raised while outputs were written and is meant to end the program. The main thread raises it in place of the error, once, or
+  // the thread on which it was raised. Written before done_, guarded by mutex_ after that.
+  struct Ending {
+    std::exception_ptr raised;
+    std::thread::id by;
+  };
+  std::unique_ptr<Ending> ending_;
   c10::SmallVector<at::Tensor, 1> outputs_;
 
   // Guarded by mutex_; made on request.

@@ -52,9 +52,8 @@ void Work::waitBriefly() {
   sagecomm_error error;
   const int32_t status = core().wait_briefly(handle_, &error);
   if (status != SAGECOMM_PENDING) {
-    if (const std::exception_ptr ending = complete(status, &error)) {
-      std::rethrow_exception(ending);
-    }
+    complete(status, &error);
+    raiseEnding();
   }
 }
 

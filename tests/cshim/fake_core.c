@@ -138,6 +138,7 @@ static int32_t group_abort(sagecomm_group g, const char *reason, sagecomm_error 
 static int32_t group_fail(sagecomm_group g, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err) {
   (void)device_type;
   if (fake_stale(g)) return fake_fail(SAGECOMM_INVALID, err);
+  if (fake.group_status < 0) return SAGECOMM_OK; /* the first cause stays */
   pthread_mutex_lock(&fake.lock);
   fake.fault = *fault;
   fake.group_status = fault->status;

@@ -8,8 +8,9 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -414,18 +415,75 @@ def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
 
 
 @contextlib.contextmanager
-def without_copies() -> Iterator[None]:
+def copying_by(copy: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Torch's copies between CUDA tensors are calls of a function inside."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("copy_", copy, "CUDA")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def without_copies() -> contextlib.AbstractContextManager[None]:
     """Torch's copies between CUDA tensors raise inside."""
 
     def refuse(*_: object, **__: object) -> torch.Tensor:
         raise ValueError("no copies here")
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("copy_", refuse, "CUDA")
-    try:
-        yield
-    finally:
-        library._destroy()
+    return copying_by(refuse)
+
+
+def rows_beside_a_handler(rank: int, size: int, store: str) -> None:
+    """Another thread of rank 0 queues rows alone. Neither the main thread nor its signal handler queues a collective
+    before the copy of the rows is queued."""
+    join_group(rank, size, store, 0)
+    told = c10d._get_default_store()
+    backend = c10d._get_default_group()._get_backend(torch.device("cuda"))
+    x, y, rows = (torch.ones(1000, device="cuda") for _ in range(3))
+    outputs = [torch.zeros(1000, 2, device="cuda")[:, 0], *(torch.zeros_like(x) for _ in range(size - 1))]
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank > 0:
+        told.wait(["copied"])
+        dist.all_gather(outputs, rows)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (y, x)]
+        for work in works:
+            work.wait()
+        torch.cuda.synchronize()
+        return
+    in_copy, handled = threading.Event(), threading.Event()
+    numbers: list[int] = []
+
+    def copy(to: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        numbers.append(backend._get_sequence_number_for_group())
+        in_copy.set()
+        handled.wait()
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.5:  # for calls that do not wait for this one
+            if backend._get_sequence_number_for_group() > numbers[0]:
+                break
+        numbers.append(backend._get_sequence_number_for_group())
+        told.set("copied", "")
+        return to
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        handled.set()
+        dist.all_reduce(y, async_op=True)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    thread = threading.Thread(target=dist.all_gather, args=(outputs, rows))
+    with copying_by(copy):
+        thread.start()
+        in_copy.wait()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        dist.all_reduce(x)
+        thread.join()
+    signal.signal(signal.SIGALRM, before)
+    assert numbers[0] == numbers[1], "a collective comes between the operation and the copy of its rows"
+    torch.cuda.synchronize()
+    assert x.tolist() == [float(size) ** 2] * 1000, x
+    assert y.tolist() == [float(size)] * 1000, y
 
 
 def unwritten(rank: int, size: int, store: str) -> str:
@@ -434,15 +492,19 @@ def unwritten(rank: int, size: int, store: str) -> str:
     x = torch.ones(1000, device="cuda")
     outputs = [torch.zeros(1000, 2, device="cuda")[:, 0], *(torch.zeros_like(x) for _ in range(size - 1))]
     dist.all_reduce(x)
+    went_on = []
 
     def work() -> None:
         with without_copies() if rank == 0 else contextlib.nullcontext():
             dist.all_gather(outputs, x)
+        went_on.append(rank)
         for _ in range(10000):
             dist.all_reduce(x)
             torch.cuda.synchronize()
 
-    return raised(work)
+    text = raised(work)
+    assert rank > 0 or not went_on, "the call whose output cannot be written returns"
+    return text
 
 
 def unwritten_in_a_capture(rank: int, size: int, store: str) -> None:
@@ -452,16 +514,18 @@ def unwritten_in_a_capture(rank: int, size: int, store: str) -> None:
     outputs = [torch.zeros(1000, 2, device="cuda")[:, 0], *(torch.zeros_like(x) for _ in range(size - 1))]
     dist.all_gather(outputs, x)
     torch.cuda.synchronize()
-    graph, text = torch.cuda.CUDAGraph(), ""
-    with torch.cuda.graph(graph), without_copies() if rank == 0 else contextlib.nullcontext():
-        try:
-            dist.all_gather(outputs, x)
-        except dist.DistBackendError as error:
-            text = str(error)
-    if rank == 0:
-        assert "an output on cuda:0 cannot be written: ValueError: no copies here; the graph is of no use" in text, text
-    else:
-        assert not text, text
+    for async_op in (False, True):
+        text = ""
+        with (
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+            without_copies() if rank == 0 else contextlib.nullcontext(),
+        ):
+            try:
+                dist.all_gather(outputs, x, async_op=async_op)  # the Work is dropped
+            except dist.DistBackendError as error:
+                text = str(error)
+        why = "an output on cuda:0 cannot be written: ValueError: no copies here; the graph is of no use"
+        assert why in text if rank == 0 else not text, (async_op, text)
     for _ in range(2):
         dist.all_reduce(x)
     torch.cuda.synchronize()

@@ -143,20 +143,31 @@ def interrupted_in_a_connection(rank: int, size: int, store: str) -> str:
     return raised(lambda: dist.broadcast(ones(), 0))
 
 
-def handler_calls_while_its_thread_waits(rank: int, size: int, store: str) -> None:
+def handler_calls_while_its_thread_waits(rank: int, size: int, store: str, on: str) -> None:
     """Another thread connects with a peer, so the main thread waits until it can queue rows alone. A signal handler
-    there makes a collective of the same group."""
+    there makes a collective of the same group, or waits for a thread that does."""
     join_group(rank, size, store)
     dist.all_reduce(ones())
     told = c10d._get_default_store()
     x, y, rows = ones(), ones(), torch.ones(4, 2, device="cuda")
     handled: list[int] = []
 
-    def handle(number: int, _frame: FrameType | None) -> None:
-        if not handled:
+    def rows_alone() -> Any:
+        return backend().allreduce([rows[:, 0]])  # a handler that runs at this line runs inside the call
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        assert frame is not None
+        if frame.f_code is not rows_alone.__code__ or frame.f_lineno == frame.f_code.co_firstlineno:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        elif not handled:
             handled.append(number)
             told.set("handled", "")
-            dist.all_reduce(y)
+            if on == "its thread":
+                dist.all_reduce(y)
+            else:
+                thread = threading.Thread(target=dist.all_reduce, args=(y,))
+                thread.start()
+                thread.join()
 
     if rank == 0:
         before, number = signal.signal(signal.SIGALRM, handle), backend()._get_sequence_number_for_group()
@@ -165,7 +176,7 @@ def handler_calls_while_its_thread_waits(rank: int, size: int, store: str) -> No
         while backend()._get_sequence_number_for_group() == number:
             time.sleep(0.001)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        dist.all_reduce(rows[:, 0])
+        rows_alone().wait()
         thread.join()
         signal.signal(signal.SIGALRM, before)
         assert handled == [signal.SIGALRM]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -300,6 +302,52 @@ def inline_output_that_cannot_be_written_fails_the_group() -> None:
         fake.fake_reset()
     backend().unregister_completion_hook(81)
     assert not ran, "a hook of completed operations runs for one that has failed"
+
+
+@scenario
+def interrupt_on_another_thread_while_an_output_is_written_is_raised_by_the_wait() -> None:
+    """The operation ends on a thread of the core before the main thread waits, which raises the interrupt once."""
+    fake.fake_script(MANUAL, 0)
+    opts = NATIVE.AllgatherOptions()
+    rows = [torch.ones(4, 2)[:, 0], torch.ones(4), torch.ones(4)][: dist.get_world_size()]
+    work = backend().allgather([rows], [torch.ones(4)], opts)
+    with without_copies(KeyboardInterrupt()):
+        fake.fake_finish_elsewhere(0, 0)
+        fake.fake_join()
+    raises(KeyboardInterrupt, work.wait).with_traceback(None)  # it is torch's for a while, and its frames have the Work
+    raises(dist.DistBackendError, work.wait, "an output on cpu cannot be written: ")
+
+
+@scenario
+def output_that_cannot_be_written_after_an_abort_raises_the_abort_and_logs_the_reason() -> None:
+    fake.fake_script(MANUAL, 0)
+    fake.fake_hold_done(1)
+    column = torch.ones(4, 2)[:, 0]
+    work = dist.all_reduce(column, async_op=True)
+    column.resize_(3)
+    fake.fake_finish(0)
+    backend().abort()
+    with stderr_text() as printed:
+        fake.fake_run_held()
+    raises(sagecomm.Aborted, work.wait)
+    assert "all_reduce: rank 0: an output on cpu cannot be written: " in printed[0], printed
+    fake.fake_reset()
+
+
+@contextlib.contextmanager
+def stderr_text() -> Iterator[list[str]]:
+    """Gives a list of what was printed inside, once that is over."""
+    texts: list[str] = []
+    before = os.dup(2)
+    with tempfile.TemporaryFile("w+") as printed:
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield texts
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            printed.seek(0)
+            texts.append(printed.read())
 
 
 @scenario

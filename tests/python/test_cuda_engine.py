@@ -120,6 +120,10 @@ def test_rows_do_not_wait_for_another_thread(cuda_bed: CudaBed, engine: str) -> 
     cuda_bed.ranks("device_cuda:rows_beside_another_thread", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
 
 
+def test_rows_do_not_wait_for_a_handler(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_cuda:rows_beside_a_handler", 2, **SETTINGS)
+
+
 def test_an_output_that_cannot_be_written(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:unwritten", 2, **SETTINGS):
         where = r"rank 0 \(.*\) cannot go on as its peers do in all_gather #2 on a device"

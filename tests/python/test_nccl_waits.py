@@ -77,8 +77,9 @@ def test_signals_during_a_connection(cuda_bed: CudaBed) -> None:
         assert re.search(r"rank 0 \(.*a signal has interrupted the wait", text), text
 
 
-def test_a_handler_calls_while_its_thread_waits(cuda_bed: CudaBed) -> None:
-    run(cuda_bed, "handler_calls_while_its_thread_waits", 2)
+@pytest.mark.parametrize("on", ["its thread", "another thread"])
+def test_a_handler_calls_while_its_thread_waits(cuda_bed: CudaBed, on: str) -> None:
+    run(cuda_bed, "handler_calls_while_its_thread_waits", 2, on)
 
 
 @pytest.mark.parametrize("at", ["the join", "a connection"])
