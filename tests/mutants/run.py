@@ -224,7 +224,7 @@ def find_python(output: str) -> tuple[str, str]:
     failed = re.search(r"^(?:FAILED|ERROR) (\S+?::\S+(?: \S+?\])?)", output, re.MULTILINE)
     running = re.findall(r"^(tests/\S+::.+?) *(?:PASSED|FAILED|SKIPPED|$)", output, re.MULTILINE)
     test = failed[1] if failed else running[-1] if running else "the start of pytest"
-    return test.rpartition("/")[2], reason(output)
+    return re.sub(r" \++ Timeout \++$", "", test.rpartition("/")[2]), reason(output)
 
 
 def find_go(output: str) -> tuple[str, str]:
