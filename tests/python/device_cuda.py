@@ -595,6 +595,47 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
+def first_beside_a_capture(rank: int, size: int, store: str) -> None:
+    """Beside a capture, another thread makes the first operations on the device, and uses up the streams made ahead."""
+    join_group(rank, size, store, 0)
+    x, y = torch.ones(1000, device="cuda"), torch.ones(1000, 2, device="cuda")
+    got = torch.zeros(6, 4, device="cuda")
+    sent, doubled = got + rank, y * 2
+    streams = [torch.cuda.Stream() for _ in got]
+    torch.cuda.synchronize()
+    errors: list[Exception] = []
+    works: list[Any] = []
+
+    def other() -> None:
+        try:
+            with torch.cuda.stream(streams[0]):
+                works.append(dist.all_reduce(x, async_op=True))
+                future = works[0].get_future()
+            for tag, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    works.append(dist.isend(sent[tag], (rank + 1) % size, tag=tag))
+                    works.append(dist.irecv(got[tag], (rank - 1) % size, tag=tag))
+            future.wait()
+        except Exception as error:
+            errors.append(error)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        doubled = y * 2
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert not errors, errors
+    graph.replay()
+    for work in works:
+        work.wait()
+    torch.cuda.synchronize()
+    assert x.tolist() == [float(size)] * 1000, x
+    assert doubled[0].tolist() == [2.0, 2.0], doubled[0]
+    assert got.tolist() == [[float((rank - 1) % size)] * 4] * 6, got
+    fake_cuda.check()
+
+
 def with_engine(name: str) -> dist.ProcessGroup:
     """A group with an engine of its own."""
     os.environ.pop("SAGECOMM_ENGINE", None)  # it would win over the options

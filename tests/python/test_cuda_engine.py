@@ -91,6 +91,10 @@ def test_a_thread_captures_beside_another_one(cuda_bed: CudaBed, engine: str) ->
     cuda_bed.ranks("device_cuda:beside_a_capture", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
 
 
+def test_a_thread_captures_beside_the_first_operations(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_cuda:first_beside_a_capture", 2, **SETTINGS | {"SAGECOMM_ENGINE": "staged"})
+
+
 STREAM_WAITS = {"EMULATOR_KICK_MS": "5", "EMULATOR_STREAM_WAITS": "1", "EMULATOR_STALL_S": "10"}
 
 
