@@ -436,7 +436,7 @@ def without_copies() -> contextlib.AbstractContextManager[None]:
 
 def rows_beside_a_handler(rank: int, size: int, store: str) -> None:
     """Another thread of rank 0 queues rows alone. Neither the main thread nor its signal handler queues a collective
-    before the copy of the rows is queued."""
+    before the copy of the rows is queued. A call inside the call that has its turn does."""
     join_group(rank, size, store, 0)
     told = c10d._get_default_store()
     backend = c10d._get_default_group()._get_backend(torch.device("cuda"))
@@ -448,6 +448,8 @@ def rows_beside_a_handler(rank: int, size: int, store: str) -> None:
         told.wait(["copied"])
         dist.all_gather(outputs, rows)
         works = [dist.all_reduce(tensor, async_op=True) for tensor in (y, x)]
+        dist.all_gather(outputs, rows)
+        works.append(dist.all_reduce(y, async_op=True))
         for work in works:
             work.wait()
         torch.cuda.synchronize()
@@ -481,9 +483,18 @@ def rows_beside_a_handler(rank: int, size: int, store: str) -> None:
         thread.join()
     signal.signal(signal.SIGALRM, before)
     assert numbers[0] == numbers[1], "a collective comes between the operation and the copy of its rows"
+    inner: list[Any] = []
+
+    def call(to: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        inner.append(dist.all_reduce(y, async_op=True))
+        return to
+
+    with copying_by(call):
+        dist.all_gather(outputs, rows)
+    inner.pop().wait()
     torch.cuda.synchronize()
     assert x.tolist() == [float(size) ** 2] * 1000, x
-    assert y.tolist() == [float(size)] * 1000, y
+    assert y.tolist() == [float(size) ** 2] * 1000, y
 
 
 def unwritten(rank: int, size: int, store: str) -> str:
@@ -702,11 +713,14 @@ def interrupted_while_kernels_load(rank: int, size: int, store: str) -> None:
             dist.send(x + n + 1, 1, group=to)
             x.fill_(n + 1)
     assert [first.tolist(), second.tolist()] == [[1.0] * 1000, [2.0] * 1000]
+    if rank == 1:
+        told.set("received", "")
+    told.wait(["received"])  # who leaves before fails the group
     fake_cuda.check()
 
 
 def aborted_while_kernels_load(rank: int, size: int, store: str) -> None:
-    """A call waits for kernels, which are loaded when a stream has gone on. An abort by another thread ends the call."""
+    """A call waits for kernels, which are loaded when a stream has gone on. Another thread's abort ends the call."""
     join_group(rank, size, store, 0)
     staged, group = with_engine("staged"), with_engine("cuda")
     first, second = (torch.zeros(1000, device="cuda") for _ in range(2))
@@ -739,9 +753,11 @@ def aborted_while_kernels_load(rank: int, size: int, store: str) -> None:
         told.set("aborted", "")
         work.wait()
         assert first.tolist() == [1.0] * 1000
+        told.set("received", "")
     else:
         told.wait(["aborted"])
         dist.send(first + 1, 1, group=staged)
+        told.wait(["received"])  # who leaves before fails the group
     fake_cuda.check()
 
 

@@ -55,8 +55,8 @@ def misses_a_connection(rank: int, size: int, store: str) -> str:
 
 
 def p2p_behind_a_collective(rank: int, size: int, store: str) -> None:
-    """The first p2p operation of a group that uses the library loads no kernels, which would wait for the all_reduce, and
-    so for the peer's, which stands behind the recv."""
+    """The first p2p operation of a group that uses the library loads no kernels, which would wait for the all_reduce,
+    and so for the peer's, which stands behind the recv."""
     join_group(rank, size, store)
     x, y = ones(), ones()
     dist.all_reduce(ones())
