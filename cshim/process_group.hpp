@@ -257,8 +257,8 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::set<int64_t> uuids_; // all that reconfigure() was called with; used by the one thread inside it
   std::string membership_; // names the reconfigure() that set the members, "" for none; guarded by mutex_
   std::map<std::vector<int>, int> shrunk_; // how often the members were shrunk to these ranks; guarded by mutex_
-  std::shared_ptr<const GroupInfo>
-      info_; // replaced under mutex_; operations on the CPU without copies read it without the lock
+  // Replaced under mutex_. Operations on the CPU without copies read it without the lock.
+  std::shared_ptr<const GroupInfo> info_;
   Hooks& hooks_; // info_'s
   EphemeralTimeout& ephemeralTimeout_; // info_'s
   std::unique_ptr<Stacks> stacks_; // null: the group records no stacks

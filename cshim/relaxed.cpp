@@ -39,8 +39,8 @@ void* find(std::initializer_list<Symbol> symbols) {
 
 } // namespace
 
-// Torch for ROCm calls its devices CUDA's, and the process may have loaded CUDA's driver all the same. A PrivateUse1 device is Ascend's if its runtime is loaded. A device is in use when this is
-// called, so its library is loaded.
+// Torch for ROCm calls its devices CUDA's, and the process may have loaded CUDA's driver all the same. A PrivateUse1 device is
+// Ascend's if its runtime is loaded. A device is in use when this is called, so its library is loaded.
 Relaxed::Exchange Relaxed::exchangeOf(c10::DeviceType type) {
   if (type == c10::DeviceType::CUDA) {
     static const auto found = reinterpret_cast<Exchange>(
