@@ -246,12 +246,14 @@ def what_torch_says(backend_string: str) -> tuple[str, str]:
 
 
 def without_the_other_device() -> Ranks:
-    assert what_torch_says("cpu:sagecomm,cuda:nccl") == what_torch_says("cpu:gloo,cuda:nccl")
+    # Beside gloo torch says the same, unless a peer has closed its half of gloo by then.
+    mixed, alone = what_torch_says("cpu:sagecomm,cuda:nccl"), what_torch_says("cuda:nccl")
+    assert mixed == alone, (mixed, alone)
     return gathered(None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="nccl finds devices")
-def test_a_string_with_nccl_and_no_gpu_fails_as_with_gloo(world: Callable[[int], World]) -> None:
+def test_a_string_with_nccl_and_no_gpu_fails_as_nccl_alone(world: Callable[[int], World]) -> None:
     assert world(2).run(without_the_other_device) == [[0, 1]] * 2
 
 
