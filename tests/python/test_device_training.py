@@ -4,6 +4,8 @@ Parameters are those of the same ranks on the CPU bit for bit, and the emulator'
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -32,10 +34,14 @@ def case(value: object) -> str:
 
 
 def under_schedules(what: str, quick: Sequence[Any], cases: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrizes a test by a case and a schedule: quick cases under one seed, in the long form under all of them, and
-    then all cases under two schedules."""
-    pairs = [(each, schedule) for each in cases for schedule in (LAZY, RANDOM[0])]
-    pairs += [(each, schedule) for each in quick for schedule in RANDOM[1:]]
+    """Parametrizes a test by a case and a schedule: quick cases under one seed, the others lazily or under that seed in
+    turns. Under `make test-streams` it is quick cases under all seeds, and all cases under two schedules."""
+    if "SEEDS" in os.environ:
+        pairs = [(each, schedule) for each in cases for schedule in (LAZY, RANDOM[0])]
+        pairs += [(each, schedule) for each in quick for schedule in RANDOM[1:]]
+    else:
+        turns = itertools.cycle((LAZY, RANDOM[0]))
+        pairs = [(each, RANDOM[0] if each in quick else next(turns)) for each in cases]
     marks = [() if each in quick and schedule == RANDOM[0] else pytest.mark.long for each, schedule in pairs]
     rows = [pytest.param(*pair, marks=mark) for pair, mark in zip(pairs, marks, strict=True)]
     return pytest.mark.parametrize((what, "schedule"), rows, ids=case)

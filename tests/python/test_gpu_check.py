@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +38,13 @@ def test_some_checks(cuda_bed: CudaBed, tmp_path: Path) -> None:
     ]
 
 
+def in_turn(schedule: str) -> pytest.MarkDecorator:
+    """Parametrizes a test of minutes by one schedule, and by both under `make test-streams`."""
+    return pytest.mark.parametrize("schedule", ["lazy", "random"] if "SEEDS" in os.environ else [schedule])
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("schedule", ["lazy", "random"])
+@in_turn("lazy")
 def test_all_checks(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
     code, text, report = checked(cuda_bed, tmp_path, "--rounds", "1", "--ranks", "4", EMULATOR_SCHEDULE=schedule)
     assert code == 0, text
@@ -47,7 +53,7 @@ def test_all_checks(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("schedule", ["lazy", "random"])
+@in_turn("random")
 def test_all_checks_of_the_engine_cuda(cuda_bed: CudaBed, tmp_path: Path, schedule: str) -> None:
     code, text, report = checked(
         cuda_bed, tmp_path, "--engine", "cuda", "--rounds", "1", "--ranks", "3", EMULATOR_SCHEDULE=schedule
