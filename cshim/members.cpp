@@ -81,8 +81,9 @@ c10::intrusive_ptr<GroupOptions> ProcessGroupSagecomm::optionsFrom(
     std::lock_guard<std::mutex> lock(mutex_);
     return options_->copy();
   }
-  const auto own = c10::dynamic_intrusive_pointer_cast<GroupOptions>(given);
-  if (!own) {
+  // Not c10::dynamic_intrusive_pointer_cast(), which loses the reference where the cast fails.
+  const auto* const own = dynamic_cast<const GroupOptions*>(given.get());
+  if (own == nullptr) {
     refuse(call, "takes options of a sagecomm group, such as backend.options, got those of " + given->backend);
   }
   const auto options = own->copy();
