@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -38,6 +37,7 @@ from device_nccl import (
     uneven,
 )
 from device_nccl_waits import interrupt
+from torch_copies import copying_by, without_copies
 
 CHUNK = 2 << 20  # bytes of a slot
 ARENA = 8 * CHUNK  # memory of the device that a group takes on each rank, that of graphs included
@@ -414,26 +414,6 @@ def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
-@contextlib.contextmanager
-def copying_by(copy: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Torch's copies between CUDA tensors are calls of a function inside."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("copy_", copy, "CUDA")
-    try:
-        yield
-    finally:
-        library._destroy()
-
-
-def without_copies() -> contextlib.AbstractContextManager[None]:
-    """Torch's copies between CUDA tensors raise inside."""
-
-    def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise ValueError("no copies here")
-
-    return copying_by(refuse)
-
-
 def rows_beside_a_handler(rank: int, size: int, store: str) -> None:
     """Another thread of rank 0 queues rows alone. Neither the main thread nor its signal handler queues a collective
     before the copy of the rows is queued. A call inside the call that has its turn does."""
@@ -475,7 +455,7 @@ def rows_beside_a_handler(rank: int, size: int, store: str) -> None:
 
     before = signal.signal(signal.SIGALRM, handle)
     thread = threading.Thread(target=dist.all_gather, args=(outputs, rows))
-    with copying_by(copy):
+    with copying_by(copy, "CUDA"):
         thread.start()
         in_copy.wait()
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -489,7 +469,7 @@ def rows_beside_a_handler(rank: int, size: int, store: str) -> None:
         inner.append(dist.all_reduce(y, async_op=True))
         return to
 
-    with copying_by(call):
+    with copying_by(call, "CUDA"):
         dist.all_gather(outputs, rows)
     inner.pop().wait()
     torch.cuda.synchronize()
@@ -506,7 +486,7 @@ def unwritten(rank: int, size: int, store: str) -> str:
     went_on = []
 
     def work() -> None:
-        with without_copies() if rank == 0 else contextlib.nullcontext():
+        with without_copies(ValueError("no copies here"), "CUDA") if rank == 0 else contextlib.nullcontext():
             dist.all_gather(outputs, x)
         went_on.append(rank)
         for _ in range(10000):
@@ -529,7 +509,7 @@ def unwritten_in_a_capture(rank: int, size: int, store: str) -> None:
         text = ""
         with (
             torch.cuda.graph(torch.cuda.CUDAGraph()),
-            without_copies() if rank == 0 else contextlib.nullcontext(),
+            without_copies(ValueError("no copies here"), "CUDA") if rank == 0 else contextlib.nullcontext(),
         ):
             try:
                 dist.all_gather(outputs, x, async_op=async_op)  # the Work is dropped

@@ -32,6 +32,7 @@ from shim_harness import (
     scenario,
     sequence_number,
 )
+from torch_copies import without_copies
 
 
 @scenario
@@ -260,27 +261,12 @@ def check_unwritten(call: Callable[[], object], what: str, why: str) -> None:
     raises(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(4)), text)
 
 
-@contextlib.contextmanager
-def without_copies(error: BaseException) -> Iterator[None]:
-    """Torch's copies between CPU tensors raise inside."""
-
-    def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise error
-
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("copy_", refuse, "CPU")
-    try:
-        yield
-    finally:
-        library._destroy()
-
-
 def gather_without_copies(async_op: bool, error: BaseException) -> None:
     opts = NATIVE.AllgatherOptions()
     opts.asyncOp = async_op
     rows = [torch.ones(4, 2)[:, 0], torch.ones(4), torch.ones(4)][: dist.get_world_size()]
     inputs = torch.ones(4)
-    with without_copies(error):
+    with without_copies(error, "CPU"):
         work = backend().allgather([rows], [inputs], opts)
     assert work.is_completed()
     assert not work.is_success()
@@ -311,7 +297,7 @@ def interrupt_on_another_thread_while_an_output_is_written_is_raised_by_the_wait
     opts = NATIVE.AllgatherOptions()
     rows = [torch.ones(4, 2)[:, 0], torch.ones(4), torch.ones(4)][: dist.get_world_size()]
     work = backend().allgather([rows], [torch.ones(4)], opts)
-    with without_copies(KeyboardInterrupt()):
+    with without_copies(KeyboardInterrupt(), "CPU"):
         fake.fake_finish_elsewhere(0, 0)
         fake.fake_join()
     raises(KeyboardInterrupt, work.wait).with_traceback(None)  # it is torch's for a while, and its frames have the Work

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,22 +13,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from members import backend
+from torch_copies import copying_by
 from worlds import World
 
 WorldOf = Callable[[int], World]
 DEADLINE_S = 60.0
 WHY = "an output on cpu cannot be written: "
-
-
-@contextlib.contextmanager
-def copying_by(copy: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Torch's copies between CPU tensors are calls of a function inside."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("copy_", copy, "CPU")
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 def failure_of_the_group() -> str:
@@ -86,7 +75,7 @@ def the_group_is_down_before(how: str) -> str:
         assert down.wait(DEADLINE_S)
         raise ValueError("no copies here")
 
-    with tempfile.TemporaryFile("w+") as printed, copying_by(copy):
+    with tempfile.TemporaryFile("w+") as printed, copying_by(copy, "CPU"):
         before = os.dup(2)
         os.dup2(printed.fileno(), 2)
         try:
@@ -123,7 +112,7 @@ def interrupted() -> None:
 
     if dist.get_rank() == 0:
         rows = [torch.ones(4, 2)[:, 0], torch.ones(4)]
-        with copying_by(copy):
+        with copying_by(copy, "CPU"):
             work = dist.all_gather(rows, torch.ones(4), async_op=True)
             c10d._get_default_store().set("called", "")
             with pytest.raises(KeyboardInterrupt):
