@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -108,7 +109,11 @@ func (p *Process) split(c Child) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.joinWithSecret(contextOf(c.Context), id, c.config(members, timeout))
+	child, err := p.joinWithSecret(contextOf(c.Context), id, c.config(members, timeout))
+	if errors.Is(err, bootstrap.ErrGone) {
+		return nil, &coll.Failure{Status: coll.PeerFailure, Rank: first, Group: g.name, Message: fmt.Sprintf("sagecomm: group %q: split: %s was to serve the new group: %v", g.title(), g.who(first), err)}
+	}
+	return child, err
 }
 
 // members returns the ranks of the parent that form the group of this rank, in the order of their ranks there.

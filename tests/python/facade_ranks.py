@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -492,6 +493,43 @@ def finalized(rank: int, size: int, store: str) -> str:
     names.get("over")
     library.call("ncclCommDestroy", comm)
     return text
+
+
+def aborted_in_finalize(rank: int, size: int, store: str) -> str:
+    """Rank 0 finalizes a communicator with an operation that no other rank joins, and aborts it on another thread
+    meanwhile. The next operation of the others fails. Returns the error of that, or of the finalization."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    t = mine_of(rank)
+
+    def failing(name: str, *arguments: Any) -> Error:
+        try:
+            library.call(name, *arguments)
+        except Error as error:
+            return error
+        raise AssertionError(f"{name} succeeds")
+
+    reduce = ("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+    library.call(*reduce)
+    torch.cuda.synchronize()
+    if rank > 0:
+        names.get("aborted")
+        error = failing(*reduce)
+        library.call("ncclCommDestroy", comm)
+    else:
+        library.call(*reduce)
+        with ThreadPoolExecutor(1) as pool:
+            finalization = pool.submit(failing, "ncclCommFinalize", comm)
+            while "was finalized" not in str(failing("ncclAllReduce", None, None, N, FLOAT32, SUM, comm, stream())):
+                pass
+            library.call("ncclCommAbort", comm)
+            error = finalization.result()
+        names.set("aborted", b"")
+    assert error.result == REMOTE_ERROR, error
+    return str(error)
 
 
 def on_a_gpu(rank: int, size: int, store: str) -> None:

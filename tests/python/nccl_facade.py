@@ -59,6 +59,9 @@ class Library:
         self.library = ctypes.CDLL(str(FACADE))
         for name, parameters in PYNCCL.items():
             getattr(self.library, name).argtypes = parameters
+        self.library.ncclCommSplit.argtypes = [_COMM, _INT, _INT, ctypes.POINTER(_COMM), _POINTER]
+        self.library.ncclCommGetAsyncError.argtypes = [_COMM, ctypes.POINTER(_INT)]
+        self.library.ncclCommFinalize.argtypes = [_COMM]
         self.library.ncclGetErrorString.restype = ctypes.c_char_p
         self.library.ncclGetLastError.restype = ctypes.c_char_p
         self.library.ncclGetLastError.argtypes = [_COMM]
@@ -77,3 +80,13 @@ class Library:
         comm = ctypes.c_void_p()
         self.call("ncclCommInitRank", ctypes.byref(comm), size, UniqueId.from_buffer_copy(unique_id), rank)
         return comm
+
+    def asynchronous_error(self, comm: ctypes.c_void_p) -> int:
+        error = _INT()
+        self.call("ncclCommGetAsyncError", comm, ctypes.byref(error))
+        return error.value
+
+    def split(self, comm: ctypes.c_void_p, color: int, key: int) -> ctypes.c_void_p:
+        part = ctypes.c_void_p()
+        self.call("ncclCommSplit", comm, color, key, ctypes.byref(part), None)
+        return part

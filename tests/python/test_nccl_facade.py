@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from facade_processes import in_processes
-from nccl_facade import FACADE, FLOAT32, INVALID_ARGUMENT, INVALID_USAGE, PYNCCL, SUM, Error, Library
+from nccl_facade import FACADE, FLOAT32, INVALID_ARGUMENT, INVALID_USAGE, PYNCCL, REMOTE_ERROR, SUM, Error, Library
 
 N = 24
 Floats = ctypes.c_float * N
@@ -85,6 +89,35 @@ def test_ranks_are_threads(size: int) -> None:
     unique_id = Library().unique_id()
     with ThreadPoolExecutor(size) as pool:
         list(pool.map(lambda rank: as_pynccl(unique_id, rank, size), range(size)))
+
+
+def killed_beside_splits(seed: int, unique_id: bytes, rank: int, size: int) -> None:
+    """The last rank dies while all split a communicator again and again. With seed 0 it comes to no split."""
+    library = Library()
+    comm = library.communicator(size, unique_id, rank)
+    dies = rank == size - 1
+    if dies and seed == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dies:
+        signal.setitimer(signal.ITIMER_REAL, random.Random(seed).uniform(0.001, 0.1))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def split_for_ever() -> None:
+        while True:
+            library.call("ncclCommDestroy", library.split(comm, 0, -rank))
+
+    with pytest.raises(Error, match=rf"rank {size - 1}\b") as failure:
+        split_for_ever()
+    assert failure.value.result == REMOTE_ERROR, failure.value
+    while library.asynchronous_error(comm) != REMOTE_ERROR:  # else the other one may find that this rank has left
+        time.sleep(0.001)
+    library.call("ncclCommDestroy", comm)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 12))])
+def test_a_rank_dies_beside_splits(seed: int) -> None:
+    death = signal.SIGKILL if seed == 0 else signal.SIGALRM
+    in_processes(partial(killed_beside_splits, seed), unique_id, 3, last=death)
 
 
 def test_what_pynccl_looks_up_is_there() -> None:

@@ -75,6 +75,11 @@ def test_a_communicator_of_another_device(facade_bed: CudaBed) -> None:
     facade_bed.ranks("facade_ranks:of_another_device", 2, **SETTINGS)
 
 
+def test_an_abort_ends_a_finalize(facade_bed: CudaBed) -> None:
+    texts = facade_bed.ranks("facade_ranks:aborted_in_finalize", 2, **SETTINGS)
+    assert all("ncclCommAbort() was called" in text for text in texts), texts
+
+
 def test_an_operation_that_times_out_in_finalize(facade_bed: CudaBed) -> None:
     text = facade_bed.ranks("facade_ranks:finalized", 2, **SETTINGS, SAGECOMM_TIMEOUT="2")[0]
     assert "rank 1" in text, text
