@@ -151,7 +151,7 @@ go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $
 go_race = export GORACE=atexit_sleep_ms=0; $(go_test) -race -short
 # With AFTER_TEST=1, which CI sets, test-long leaves out the tests of pytest that `make test-python` has run, and coverage.
 # Two workers; tests that promise a time run alone (tests/python/sharing.py).
-pytest = cd $(root) && $(py) -m pytest -n 2 --dist loadfile $(if $(RERUN_FAILED),--rerun-failed)
+pytest = cd $(root) && $(py) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(RERUN_FAILED),--rerun-failed)
 
 # These packages compute, and promise no times: two run at once. The others run one at a time, because tests of another
 # package disturb the times that ranks measure.

@@ -1,4 +1,4 @@
-"""`pytest -n 2`: tests run beside each other, but those that promise a time run alone.
+"""`pytest -n 2`: tests run beside each other, the longest first, but those that promise a time run alone.
 
 A test promises a time if its file imports promises.py. The workers agree by two locks, on files of this folder. Who
 waits for the second one holds the first, so that tests which share the second cannot keep a test away that needs it
@@ -14,6 +14,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+# A worker takes the tests of whole files, in this order. The files whose tests take minutes come first, so that no
+# worker begins one when the others have nothing left to do.
+LONGEST = (
+    "test_gpu_check.py",
+    "test_vendor_devices.py",
+    "test_device_training.py",
+    "test_cuda_engine.py",
+    "test_torch_suite.py",
+    "test_nccl_torch.py",
+    "test_device_tensors.py",
+    "test_cuda_graphs.py",
+    "test_random_programs.py",
+)
 
 HERE = Path(__file__).parent
 QUEUE, MACHINE = HERE / "sharing.py", HERE / "promises.py"
@@ -32,6 +46,12 @@ def locked(path: Path, how: int) -> Iterator[None]:
 def promises_times(module: ModuleType) -> bool:
     names = (getattr(value, "__module__", None) or getattr(value, "__name__", None) for value in vars(module).values())
     return "promises" in names
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    assert all((HERE / name).exists() for name in LONGEST)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 # First, so that the bound of pytest-timeout does not count the time in which a test waits for its turn.
