@@ -19,6 +19,16 @@ func (g *Group) recoverInto(f **coll.Failure) {
 	}
 }
 
+// guard calls f, whose panic makes the group fail. What a goroutine or a timer of a group does is in it, unless it recovers otherwise.
+func (g *Group) guard(f func()) {
+	defer func() {
+		if r := recover(); r != nil {
+			g.Panicked(r)
+		}
+	}()
+	f()
+}
+
 // Panicked makes a recovered panic the failure of the group and returns that failure. If the group's memory is gone already it
 // only prints the panic.
 func (g *Group) Panicked(r any) *coll.Failure {

@@ -60,6 +60,7 @@ func (e *progressEngine) loop(p *Process) {
 			e.follow(p, &drive)
 		case runner.WantCompleter:
 			go func() {
+				defer p.recoverAll()
 				runtime.LockOSThread()
 				name("sagecomm-done")
 				runner.RunCompleter(10 * time.Second)

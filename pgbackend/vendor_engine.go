@@ -35,16 +35,7 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 			}
 			g.fail(f)
 		},
-		Go: func(f func()) {
-			go func() {
-				defer func() {
-					if r := recover(); r != nil {
-						g.Panicked(r)
-					}
-				}()
-				f()
-			}()
-		},
+		Guard: g.guard,
 	}, others, without, g.process.vendors, openAccess)
 }
 

@@ -162,6 +162,34 @@ func TestRanksThatDoWithoutALibrary(t *testing.T) {
 	})
 }
 
+// A join that fails on one rank when the library has made the communicator leaves none, on any rank.
+func TestCommunicatorsOfAFailedJoin(t *testing.T) {
+	plans := map[string]string{"ascend": "HcclGetCommAsyncError@1=#21", "cambricon": "cnclGetCommAsyncError@1=#22"}
+	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		path := filepath.Join(t.TempDir(), "calls")
+		variables := map[int][]string{}
+		for i := range 2 {
+			variables[i] = []string{fmt.Sprint("EMULATOR_CALLS=", path, i)}
+		}
+		variables[0] = append(variables[0], "EMULATOR_FAULTS="+plans[v.name])
+		all(t, 2, only(v), variables, func(r *rank) {
+			if f := r.sum(); f != nil {
+				t.Fatal(f.Message)
+			}
+			if r.has(engines[v.name]) {
+				t.Error("the library has carried out an operation")
+			}
+			require.Eventually(t, func() bool {
+				text, err := os.ReadFile(os.Getenv("EMULATOR_CALLS"))
+				require.NoError(t, err)
+				return strings.Contains(string(text), ends[v.name]+" ")
+			}, opBound, time.Millisecond)
+			require.NoError(t, r.group.Destroy())
+		})
+	})
+}
+
 // Ranks that call different operations find out before a kernel waits.
 func TestRanksOfALibraryDiffer(t *testing.T) {
 	eachVendor(t, func(t *testing.T, v vendor) {

@@ -107,17 +107,25 @@ func (d *Driver) do(what string, f func() error) error {
 		err = failed("aclrtSetCurrentContext", C.call_aclrtSetCurrentContext(d.context))
 	}
 	if err == nil {
-		err = f()
-		if before != d.context {
-			if restored := restore(before); err == nil {
-				err = restored
-			}
-		}
+		err = d.restores(before, f)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// restores calls f, then gives the thread the context that it had, after a panic too.
+func (d *Driver) restores(before C.uintptr_t, f func() error) (err error) {
+	defer func() {
+		if before == d.context {
+			return
+		}
+		if restored := restore(before); err == nil {
+			err = restored
+		}
+	}()
+	return f()
 }
 
 // errorNames holds the codes that a user can do something about, as acl_base_rt.h and rt_error_codes.h name them.

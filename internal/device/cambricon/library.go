@@ -51,17 +51,25 @@ func (d *Driver) do(what string, f func() error) error {
 		err = failed("cnrtSetDevice", C.call_cnrtSetDevice(C.int(d.index)))
 	}
 	if err == nil {
-		err = f()
-		if int(before) != d.index {
-			if restored := failed("cnrtSetDevice", C.call_cnrtSetDevice(before)); err == nil {
-				err = restored
-			}
-		}
+		err = d.restores(before, f)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// restores calls f, then makes the device current again that was, after a panic too.
+func (d *Driver) restores(before C.int, f func() error) (err error) {
+	defer func() {
+		if int(before) == d.index {
+			return
+		}
+		if restored := failed("cnrtSetDevice", C.call_cnrtSetDevice(before)); err == nil {
+			err = restored
+		}
+	}()
+	return f()
 }
 
 // errorNames holds the codes that a user can do something about, as cnrtRet_t names them.

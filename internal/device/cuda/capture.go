@@ -46,19 +46,20 @@ func (d *Driver) CaptureOf(s device.Stream) (uint64, error) {
 	return uint64(number), err
 }
 
-// Relaxed implements device.Capturer.
-func (d *Driver) Relaxed(f func() error) error {
+// Relaxed implements device.Capturer. The mode of the thread comes back after a panic, too.
+func (d *Driver) Relaxed(f func() error) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	mode := C.CUstreamCaptureMode(C.CU_STREAM_CAPTURE_MODE_RELAXED)
 	if err := failed(C.cuThreadExchangeStreamCaptureMode(&mode)); err != nil {
 		return fmt.Errorf("cannot allow a call during a capture: %w", err)
 	}
-	err := f()
-	if back := failed(C.cuThreadExchangeStreamCaptureMode(&mode)); err == nil && back != nil {
-		err = fmt.Errorf("cannot forbid again what captures forbid: %w", back)
-	}
-	return err
+	defer func() {
+		if back := failed(C.cuThreadExchangeStreamCaptureMode(&mode)); err == nil && back != nil {
+			err = fmt.Errorf("cannot forbid again what captures forbid: %w", back)
+		}
+	}()
+	return f()
 }
 
 // doRelaxed is do for calls that make or give back memory, streams and modules. A thread of this library makes them at any time, also while

@@ -93,15 +93,22 @@ func (d *Driver) do(what string, f func() error) error {
 	defer runtime.UnlockOSThread()
 	err := cu.PushCurrentCtx(d.context)
 	if err == nil {
-		err = f()
-		if _, popped := cu.PopCurrentCtx(); err == nil {
-			err = popped
-		}
+		err = d.pops(f)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, named(err))
 	}
 	return nil
+}
+
+// pops calls f, then takes the context off the thread, after a panic too.
+func (d *Driver) pops(f func() error) (err error) {
+	defer func() {
+		if _, popped := cu.PopCurrentCtx(); err == nil {
+			err = popped
+		}
+	}()
+	return f()
 }
 
 // failed returns the error for a result of the driver.

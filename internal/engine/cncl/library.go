@@ -67,7 +67,7 @@ func (Library) NewID() ([]byte, error) {
 }
 
 // Join implements vendor.Library.
-func (Library) Join(id []byte, size, rank int) (vendor.Communicator, error) {
+func (Library) Join(id []byte, size, rank int, run func(f func())) (vendor.Communicator, error) {
 	if len(id) != C.sizeof_cncl_id {
 		return nil, fmt.Errorf("the clique id of rank 0 has %d bytes, expected %d", len(id), C.sizeof_cncl_id)
 	}
@@ -75,7 +75,7 @@ func (Library) Join(id []byte, size, rank int) (vendor.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &communicator{thread: vendor.NewThread(func() error { return cambricon.Use(on) }), rank: rank}
+	c := &communicator{thread: vendor.NewThread(run, func() error { return cambricon.Use(on) }), rank: rank}
 	clique := C.CBytes(id)
 	c.thread.Begin(func() error {
 		defer C.free(clique)
@@ -90,9 +90,10 @@ func (Library) Join(id []byte, size, rank int) (vendor.Communicator, error) {
 
 // communicator implements vendor.Communicator.
 type communicator struct {
-	thread *vendor.Thread
-	c      atomic.Uintptr // 0: the ranks have not joined
-	rank   int
+	thread  *vendor.Thread
+	c       atomic.Uintptr // 0: the ranks have not joined, or the communicator was freed
+	aborted atomic.Bool
+	rank    int
 }
 
 func (c *communicator) handle() C.uintptr_t { return C.uintptr_t(c.c.Load()) }
@@ -158,10 +159,15 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 	}
 }
 
-// Abort implements vendor.Communicator.
+// Abort implements vendor.Communicator. A communicator that is being made has no kernels, and the thread may wait for peers for good. If
+// the call returns one nevertheless, the thread aborts it.
 func (c *communicator) Abort() bool {
-	c.thread.Stop()
-	if c.c.Load() == 0 { // it has no kernels; the thread may wait for peers for good
+	c.thread.Stop(func() { c.abortOnce() })
+	return c.abortOnce()
+}
+
+func (c *communicator) abortOnce() bool {
+	if c.c.Load() == 0 || c.aborted.Swap(true) {
 		return true
 	}
 	return C.call_cnclAbortComm(c.handle()) == 0

@@ -93,6 +93,7 @@ type captures struct {
 
 	released  []atomic.Bool // by rank: nothing waits for its tokens
 	releasing atomic.Bool   // that is seen to until the process ends
+	broken    bool          // setting them has panicked; used by the goroutine that sets tokens
 	asked     time.Time     // when the system was last asked whether peers live; guarded as Member.State is
 }
 

@@ -44,13 +44,14 @@ func (m *member) Release(idle func() bool) {
 	}
 	m.releaseOnce()
 	m.releasing.Add(1)
-	go func() {
+	m.stuck.Store(true) // until the stream is known to have ended
+	go m.guard(func() {
 		defer m.releasing.Done()
 		for end := time.Now().Add(releaseBound); !idle() && time.Now().Before(end); time.Sleep(releaseEvery) {
 			m.releaseOnce()
 		}
 		m.stuck.Store(!idle())
-	}()
+	})
 }
 
 // releaseOnce stores what ends all waits.
@@ -78,7 +79,8 @@ func (m *member) releaseTokens(ranks []int) {
 // released has the members whose tokens are set until the process ends.
 var released = tokenSetter{more: make(chan struct{}, 1)}
 
-// tokenSetter sets the tokens of all members on one goroutine, which begins with the first of them.
+// tokenSetter sets the tokens of all members on one goroutine, which begins with the first of them. A panic makes the group of the member
+// fail for which it was at work, whose tokens are set no more.
 type tokenSetter struct {
 	mu      sync.Mutex
 	members []*member
@@ -91,7 +93,7 @@ func (s *tokenSetter) add(m *member) {
 	first := len(s.members) == 1
 	s.mu.Unlock()
 	if first {
-		go s.run()
+		go m.guard(s.run)
 		return
 	}
 	select {
@@ -110,11 +112,11 @@ func (s *tokenSetter) run() {
 			pause = busyTokens
 		}
 		s.mu.Lock()
-		list := s.members // which only grows
+		list := s.members // of which the first ones never change
 		s.mu.Unlock()
 		pause = min(2*pause, idleTokens)
 		for _, m := range list {
-			if m.setTokens() {
+			if m.setTokensGuarded() {
 				pause = busyTokens
 			}
 		}
@@ -146,6 +148,19 @@ func (m *member) setTokens() (changed bool) {
 			}
 		}
 	}
+	return changed
+}
+
+// setTokensGuarded is setTokens, and nothing once that has panicked. Requires: the goroutine that sets tokens.
+func (m *member) setTokensGuarded() (changed bool) {
+	if m.captures.broken {
+		return false
+	}
+	m.captures.broken = true
+	m.guard(func() {
+		changed = m.setTokens()
+		m.captures.broken = false
+	})
 	return changed
 }
 
@@ -222,13 +237,7 @@ func (m *member) Free() {
 	if m.captures.any.Load() {
 		return
 	}
-	m.closeSlots()
-	for rank := range m.peers {
-		if p := &m.peers[rank]; p.inbox.mapping != nil {
-			p.inbox.store(closed, m.rank, 1)
-			_ = p.inbox.mapping.Release()
-		}
-	}
+	m.closePeers()
 	for end := time.Now().Add(closeBound); !m.allClosed(); time.Sleep(10 * releaseEvery) {
 		if time.Now().After(end) {
 			m.slots.handedOver()
@@ -241,6 +250,18 @@ func (m *member) Free() {
 	}
 	if said {
 		m.lodging.leave()
+	}
+}
+
+// closePeers closes what this rank has of its peers, and says so to those whose inbox it has. Requires: no command uses it.
+func (m *member) closePeers() {
+	m.closeSlots()
+	for rank := range m.peers {
+		if p := &m.peers[rank]; p.inbox.mapping != nil {
+			p.inbox.store(closed, m.rank, 1)
+			_ = p.inbox.mapping.Release()
+			p.inbox.mapping = nil
+		}
 	}
 }
 

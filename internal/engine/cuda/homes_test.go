@@ -62,7 +62,7 @@ func TestSlotsWithHandlesAreKept(t *testing.T) {
 		offers := make([]offer, 2)
 		for rank := range members {
 			var err error
-			members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, []shmem.Method{shmem.Proc}, sameDevice(2))
+			members[rank], offers[rank], err = newMember(drivers[rank], of(rank), []shmem.Method{shmem.Proc}, sameDevice(2))
 			require.NoError(t, err)
 		}
 		why := joined(members, offers)

@@ -30,6 +30,10 @@ type fakeDriver struct {
 	apart uintptr // its addresses of host memory are as far from those of the host
 
 	refuses, refusesToOpen map[device.Sharing]error
+	noKernels              error
+
+	addresses, noAddress int          // calls of AddressOf, and which of them fails, from 1
+	handles              atomic.Int32 // that were opened, which the process keeps
 }
 
 type fakeMemory struct {
@@ -43,7 +47,7 @@ func (m fakeMemory) Release()         { m.of.released.Add(1) }
 // Identity is that of a device that no other driver has: what one test leaves to later groups is not for another test.
 func (d *fakeDriver) Identity() (string, error) { return fmt.Sprintf("%p", d), nil }
 
-func (d *fakeDriver) LoadKernels() error { return nil }
+func (d *fakeDriver) LoadKernels() error { return d.noKernels }
 
 func (d *fakeDriver) Share(bytes uint64, how device.Sharing) (device.Memory, device.Shared, error) {
 	if err := d.refuses[how]; err != nil {
@@ -73,13 +77,18 @@ func (d *fakeDriver) OpenShared(s device.Shared, how device.Sharing) (device.Mem
 			return nil, fmt.Errorf("%s is not the file of slots: %w", name, err)
 		}
 	}
-	d.opened.Add(1)
+	if d.opened.Add(1); how == device.ByHandle {
+		d.handles.Add(1)
+	}
 	return fakeMemory{d, 0x2000}, nil
 }
 
 func (d *fakeDriver) Register([]byte) error { return nil }
 
 func (d *fakeDriver) AddressOf(memory []byte) (uintptr, error) {
+	if d.addresses++; d.addresses == d.noAddress {
+		return 0, errors.New("no address")
+	}
 	return uintptr(unsafe.Pointer(unsafe.SliceData(memory))) + d.apart, nil
 }
 
@@ -103,6 +112,11 @@ func sameDevice(size int) *algo.DeviceChoices {
 	return algo.NewDeviceChoices(size, SlotBytes, algo.LinkDevices(size, func(int, int) algo.DeviceLink { return algo.DeviceLink{Class: algo.SameDevice} }, algo.DefaultParams()))
 }
 
+// of returns a rank of a group of two, which has nothing else.
+func of(rank int) vendor.Group {
+	return vendor.Group{Rank: rank, Size: 2, Guard: func(f func()) { f() }}
+}
+
 // pair returns both ranks of a communicator, which are in this process.
 func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
 	drivers = [2]*fakeDriver{{}, {}}
@@ -114,7 +128,7 @@ func pairOn(t *testing.T, drivers [2]*fakeDriver) (members [2]*member) {
 	offers := make([]offer, 2)
 	for rank := range members {
 		var err error
-		members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods, sameDevice(2))
+		members[rank], offers[rank], err = newMember(drivers[rank], of(rank), methods, sameDevice(2))
 		require.NoError(t, err)
 	}
 	for rank, why := range joined(members, offers) {
@@ -174,7 +188,7 @@ func TestWaysToShareSlots(t *testing.T) {
 			offers := make([]offer, 2)
 			for rank := range members {
 				var err error
-				members[rank], offers[rank], err = newMember(drivers[rank], rank, 2, methods, sameDevice(2))
+				members[rank], offers[rank], err = newMember(drivers[rank], of(rank), methods, sameDevice(2))
 				require.NoError(t, err)
 			}
 			why := joined(members, offers)
@@ -429,7 +443,7 @@ func TestCompare(t *testing.T) {
 
 func TestGarbageFromAPeer(t *testing.T) {
 	methods := []shmem.Method{shmem.Proc}
-	m, o, err := newMember(&fakeDriver{}, 0, 2, methods, sameDevice(2))
+	m, o, err := newMember(&fakeDriver{}, of(0), methods, sameDevice(2))
 	require.NoError(t, err)
 	for _, place := range []shmem.Range{{Off: 0, Len: 4096}, {Off: 4097, Len: 4096}, {Off: 1 << 40, Len: 4096}, {Off: 4096, Len: 64}, {Off: 4096, Len: 1 << 62}} {
 		_, err := openInbox(t.Context(), m.d, o.Inbox, place, 2, methods)

@@ -123,7 +123,7 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 	var member *member
 	var mine offer
 	if why == nil {
-		member, mine, why = newMember(d, j.Rank, j.Size, m.methods, m.links.Choose(j.Seats, SlotBytes))
+		member, mine, why = newMember(d, j.Group, m.methods, m.links.Choose(j.Seats, SlotBytes))
 	}
 	mine.Failed = why != nil
 	offers, err := allOf(j, "memory of cuda", mine)
@@ -144,18 +144,36 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 	if why == nil && err == nil {
 		return member, nil, nil
 	}
+	free := func() { member.Free() }
+	if err != nil { // peers may have been mapping the inbox when the group failed
+		free = func() { member.Free(); member.lodging.home.joined() }
+	} else if err = member.giveUp(j); err == nil {
+		member = nil
+	}
 	if member != nil {
-		go func() {
-			member.Free()
-			if err != nil { // peers may have been mapping the inbox when the group failed
-				member.lodging.home.joined()
-			}
-		}()
+		j.Go(free)
 	}
 	if errors.Is(why, errPeer) { // its own reason is the one to tell
 		why = nil
 	}
 	return nil, why, err
+}
+
+// giveUp ends a join that has failed, on all ranks alike, m being nil on those that have made no memory. Behind the exchange no rank has
+// anything of another one open, so each has its own inbox and slots back: none waits for a word of a peer that could not map its inbox.
+// After an error the caller calls Free.
+func (m *member) giveUp(j vendor.Joining) error {
+	if m != nil {
+		m.closePeers()
+	}
+	if _, err := allOf(j, "end of a join of cuda", struct{}{}); err != nil {
+		return err
+	}
+	if m != nil {
+		m.slots.release()
+		m.lodging.leave()
+	}
+	return nil
 }
 
 // allOf gives every rank the values of all ranks.

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/device/ascend"
@@ -65,11 +66,11 @@ func (Library) NewID() ([]byte, error) {
 }
 
 // Join implements vendor.Library.
-func (Library) Join(id []byte, size, rank int) (vendor.Communicator, error) {
+func (Library) Join(id []byte, size, rank int, run func(f func())) (vendor.Communicator, error) {
 	if len(id) != C.hccl_root_bytes {
 		return nil, fmt.Errorf("the root info of rank 0 has %d bytes, expected %d", len(id), C.hccl_root_bytes)
 	}
-	c := &communicator{thread: vendor.NewThread(ascend.Inherit()), rank: rank}
+	c := &communicator{thread: vendor.NewThread(run, ascend.Inherit()), rank: rank}
 	root := C.CBytes(id)
 	c.thread.Begin(func() error {
 		defer C.free(root)
@@ -86,7 +87,11 @@ type communicator struct {
 	thread *vendor.Thread
 	c      atomic.Uintptr // 0: the ranks have not joined
 	rank   int
+	used   bool // an operation was called
 }
+
+// endBound is how long the end of a communicator without kernels is waited for.
+const endBound = 5 * time.Second
 
 func (c *communicator) handle() C.uintptr_t { return C.uintptr_t(c.c.Load()) }
 
@@ -104,6 +109,7 @@ func (c *communicator) State() (queued bool, err error) {
 
 // Do implements vendor.Communicator.
 func (c *communicator) Do(calls []vendor.Call, stream uintptr) error {
+	c.used = true
 	c.thread.Queue(calls, func(one vendor.Call) error { return c.call(one, stream) }, func() error { return c.exchange(calls, stream) })
 	return nil
 }
@@ -154,20 +160,34 @@ func (c *communicator) exchange(calls []vendor.Call, stream uintptr) error {
 	return failed("HcclBatchSendRecv", C.call_HcclBatchSendRecv(&items[0], C.uint32_t(len(items)), c.handle(), C.uintptr_t(stream)))
 }
 
-// Abort implements vendor.Communicator. HCCL has no call that ends kernels whose peers do not come, and HcclCommDestroy waits for them.
-// A communicator that has not joined has none.
+// Abort implements vendor.Communicator. HCCL has no call that ends kernels whose peers do not come, and HcclCommDestroy waits for them. A
+// communicator that no operation has used has no kernels, so it is destroyed. If the call that makes it has not returned, nothing ends that
+// but HCCL's own timeout (HCCL_CONNECT_TIMEOUT): the thread destroys what it may make then, and nobody waits for it.
 func (c *communicator) Abort() bool {
-	c.thread.Stop()
-	return c.c.Load() == 0
+	if c.used {
+		c.thread.Stop(nil)
+		return c.c.Load() == 0
+	}
+	c.thread.Stop(c.destroyUnused)
+	if c.c.Load() != 0 {
+		select {
+		case <-c.thread.Over():
+		case <-time.After(endBound):
+		}
+	}
+	return true
+}
+
+// destroyUnused destroys a communicator without kernels, if there is one. Requires: the thread.
+func (c *communicator) destroyUnused() {
+	if c.c.Load() != 0 {
+		C.call_HcclCommDestroy(c.handle()) // after an error nothing more can be done about it
+	}
 }
 
 // Destroy implements vendor.Communicator.
 func (c *communicator) Destroy() {
-	done := make(chan struct{})
-	c.thread.Begin(func() error {
-		defer close(done)
-		return failed("HcclCommDestroy", C.call_HcclCommDestroy(c.handle()))
-	})
+	c.thread.Begin(func() error { return failed("HcclCommDestroy", C.call_HcclCommDestroy(c.handle())) })
 	c.thread.End()
-	<-done
+	<-c.thread.Over()
 }

@@ -152,6 +152,6 @@ func TestNVIDIAsLibrary(t *testing.T) {
 	id, err := Library{}.NewID()
 	require.NoError(t, err)
 	require.Len(t, id, 128)
-	_, err = Library{}.Join(id[1:], 2, 0)
+	_, err = Library{}.Join(id[1:], 2, 0, nil)
 	require.ErrorContains(t, err, "has 127 bytes")
 }

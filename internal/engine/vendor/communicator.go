@@ -133,7 +133,7 @@ func (c *communicator) watch() {
 			}
 			return
 		}
-		c.scratch.sweep()
+		c.scratch.sweep(c.engine.group.Go)
 	}
 }
 
@@ -155,7 +155,7 @@ func (c *communicator) end(how func() bool) {
 // ends ends the communicator. Requires: ending was false.
 func (c *communicator) ends(how func() bool) {
 	c.engine.pool.ending.Add(1)
-	go func() {
+	c.engine.group.Go(func() {
 		defer c.engine.pool.ending.Add(-1)
 		ended := true // without the device there is nothing to end
 		_ = c.current(func() error {
@@ -167,7 +167,7 @@ func (c *communicator) ends(how func() bool) {
 		if ended {
 			close(c.ended)
 		}
-	}()
+	})
 }
 
 // abort begins to end the kernels, which may have peers that do not come.
@@ -218,7 +218,7 @@ func (c *communicator) down() {
 func (c *communicator) close() {
 	close(c.stop)
 	c.end(c.destroy)
-	go func() {
+	c.engine.group.Go(func() {
 		runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
 		defer runtime.UnlockOSThread()
 		<-c.ended
@@ -228,7 +228,7 @@ func (c *communicator) close() {
 		c.scratch.release()
 		c.engine.pool.giveStream(c.place, c.stream)
 		c.joined.Free()
-	}()
+	})
 }
 
 // forsake makes this rank do without the library on the device.
@@ -237,10 +237,10 @@ func (c *communicator) forsake() {
 	if m := c.joined; m != nil {
 		c.abort()
 		c.joined = nil
-		go func() {
+		c.engine.group.Go(func() {
 			<-c.ended
 			m.Free()
-		}()
+		})
 	}
 	if c.current != nil { // it has a stream
 		c.engine.pool.giveStream(c.place, c.stream)

@@ -38,9 +38,12 @@ type Group struct {
 	// Fail makes the group fail. The error may be ErrInterrupted.
 	Fail func(err error)
 
-	// Go calls a function on a goroutine. A panic of it makes the group fail.
-	Go func(f func())
+	// Guard calls a function. A panic of it makes the group fail, or is only printed where the group's memory is gone.
+	Guard func(f func())
 }
+
+// Go calls a function on a goroutine, in Guard. No engine has another goroutine: a panic in one would end the user's process.
+func (g *Group) Go(f func()) { go g.Guard(f) }
 
 // Engine implements engine.Engine with a Method.
 type Engine struct {

@@ -27,6 +27,7 @@ var errNotConnected = errors.New("the stream is being captured, and the ranks ar
 // graphCaller is a caller whose calls graphs can hold.
 type graphCaller struct {
 	caller
+	group     Group
 	device    device.Capturer
 	connected map[connection]bool // for these the ranks have been connected by calls outside of captures
 	any       atomic.Bool         // a graph may have kernels
@@ -48,12 +49,12 @@ func connectionOf(call Call) connection {
 var _ Capturer = (*graphCaller)(nil)
 
 // newGraphCaller returns the Member of a library. Where the device has no captures, it is one without.
-func newGraphCaller(c caller, device int, l GraphLibrary) Member {
+func newGraphCaller(c caller, device int, l GraphLibrary, g Group) Member {
 	d, err := l.Capturer(device)
 	if err != nil {
 		return &c
 	}
-	return &graphCaller{caller: c, device: d, connected: map[connection]bool{}}
+	return &graphCaller{caller: c, group: g, device: d, connected: map[connection]bool{}}
 }
 
 // Do implements Member.
@@ -93,12 +94,12 @@ func (c *graphCaller) Abort() bool {
 		return c.Communicator.Abort()
 	}
 	ended := make(chan bool, 1)
-	go func() {
+	c.group.Go(func() {
 		_ = c.device.Current(func() error {
 			ended <- c.Communicator.Abort()
 			return nil
 		})
-	}()
+	})
 	select {
 	case all := <-ended:
 		return all
@@ -114,5 +115,5 @@ func (c *graphCaller) Destroy() {
 		c.Communicator.Destroy()
 		return
 	}
-	time.AfterFunc(graphsLinger, func() { c.Abort() })
+	time.AfterFunc(graphsLinger, func() { c.group.Guard(func() { c.Abort() }) })
 }

@@ -49,7 +49,7 @@ func (g *graphs) Destroy() { g.destroyed = true }
 func graphMember() (*graphCaller, *graphs) {
 	g := &graphs{aborted: make(chan struct{}), gone: make(chan struct{})}
 	l := graphLibrary{}
-	return newGraphCaller(caller{g, l, 0, 3}, 0, l).(*graphCaller), g
+	return newGraphCaller(caller{g, l, 0, 3}, 0, l, alone).(*graphCaller), g
 }
 
 // What the ranks are not connected for is not captured: a function that all of them call, and each peer of a send or recv.

@@ -98,7 +98,7 @@ func (e *Engine) makingOn(on coll.Device, access device.Access) *making {
 		if err != nil || c.joined == nil {
 			return
 		}
-		go c.watch()
+		e.group.Go(c.watch)
 		if e.down.Load() { // a group that goes down sets this, then looks for communicators; it may be freed by now
 			c.abort()
 		}

@@ -29,8 +29,8 @@ type Library interface {
 	NewID() ([]byte, error)
 
 	// Join makes this rank's side of a communicator on the device that is current. It waits for no peer: State reports when the
-	// communicator can be used.
-	Join(id []byte, size, rank int) (Communicator, error)
+	// communicator can be used. Its goroutines are those of run (Group.Go).
+	Join(id []byte, size, rank int, run func(f func())) (Communicator, error)
 }
 
 // GraphLibrary is a Library whose calls can be made in a stream that is being captured, where the ranks are connected for them.
@@ -50,8 +50,8 @@ type Communicator interface {
 	// Requires: the device of the communicator is current.
 	Do(calls []Call, stream uintptr) error
 
-	// Abort ends the kernels of the communicator, and the communicator. It may wait for the device. It returns false where the
-	// library cannot end them: the stream and the buffers may then be in use until the process ends.
+	// Abort ends the kernels of the communicator, and the communicator, also one that has not joined yet. It may wait for the device. It
+	// returns false where the library cannot end them: the stream and the buffers may then be in use until the process ends.
 	Abort() bool
 
 	// Destroy ends the communicator. Requires: its kernels are done.

@@ -135,14 +135,14 @@ func (c calls) Join(j Joining) (m Member, why, err error) {
 	}
 	caller := caller{library: c.Library, rank: j.Rank, size: j.Size}
 	why = j.Current(func() (err error) {
-		caller.Communicator, err = c.Library.Join(all[0], j.Size, j.Rank)
+		caller.Communicator, err = c.Library.Join(all[0], j.Size, j.Rank, j.Go)
 		return err
 	})
 	if why != nil {
 		return nil, why, nil
 	}
 	if graphs, ok := c.Library.(GraphLibrary); ok {
-		return newGraphCaller(caller, j.Device.Index, graphs), nil, nil
+		return newGraphCaller(caller, j.Device.Index, graphs, j.Group), nil, nil
 	}
 	return &caller, nil, nil
 }

@@ -133,11 +133,11 @@ func TestScratch(t *testing.T) {
 	}
 	require.Empty(t, s.settled(), "operations that are under way may use all of it")
 	carryOut(three)
-	s.sweep()
+	s.sweep(alone.Go)
 	released(small)
 	require.True(t, rt.has(long))
 	carryOut(four)
-	s.sweep()
+	s.sweep(alone.Go)
 	released(long)
 	kept, _ := take(2 * leastScratch)
 	require.Equal(t, larger, kept)
@@ -149,7 +149,7 @@ func TestScratch(t *testing.T) {
 func TestPoolWaits(t *testing.T) {
 	p := NewPool()
 	ended := make(chan struct{})
-	c := &communicator{engine: &Engine{pool: p}, ended: ended, current: func(f func() error) error { return f() }}
+	c := &communicator{engine: &Engine{pool: p, group: alone}, ended: ended, current: func(f func() error) error { return f() }}
 	c.end(func() bool { time.Sleep(time.Millisecond); return true })
 	c.end(func() bool { t.Error("it was ended twice"); return true })
 	p.Wait()
@@ -164,7 +164,7 @@ func TestPoolWaits(t *testing.T) {
 // Where a library cannot end kernels, the communicator has not ended, and nobody waits for that.
 func TestKernelsThatStay(t *testing.T) {
 	p := NewPool()
-	c := &communicator{engine: &Engine{pool: p}, ended: make(chan struct{}), current: func(f func() error) error { return f() }}
+	c := &communicator{engine: &Engine{pool: p, group: alone}, ended: make(chan struct{}), current: func(f func() error) error { return f() }}
 	c.end(func() bool { return false })
 	p.Wait()
 	select {
@@ -226,7 +226,7 @@ func TestEndThatWaitsForQuiet(t *testing.T) {
 		p, rt := NewPool(), newMemories(t)
 		ending := func(m Method) chan struct{} {
 			others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
-			c := &communicator{engine: New(m, Group{}, others, others, p, nil), joined: ends{ended: make(chan struct{})}}
+			c := &communicator{engine: New(m, alone, others, others, p, nil), joined: ends{ended: make(chan struct{})}}
 			go c.destroy()
 			synctest.Wait()
 			return c.joined.(ends).ended

@@ -54,10 +54,11 @@ func (s *scratch) take(rt device.Launcher, bytes uint64, reachable bool, by use)
 	return memory.Address(), nil
 }
 
-// sweep gives back the memory whose operations are done. It waits for nothing, because a driver may wait for the device.
-func (s *scratch) sweep() {
+// sweep gives back the memory whose operations are done, on goroutines of run. It waits for nothing, because a driver may wait for the
+// device.
+func (s *scratch) sweep(run func(f func())) {
 	for _, m := range s.settled() {
-		go m.memory.Release()
+		run(m.memory.Release)
 	}
 }
 

@@ -1,6 +1,7 @@
 package vendor
 
 import (
+	"fmt"
 	"runtime"
 	"sync/atomic"
 )
@@ -11,30 +12,49 @@ type Thread struct {
 	calls  chan func() error
 	left   atomic.Int64          // calls that have not returned
 	failed atomic.Pointer[error] // of the first call that has failed, after which none is made
+	last   func()                // called behind the calls; nil: nothing is. Set before calls is closed
+	over   chan struct{}         // closed when nothing is called any more
 }
 
-// NewThread makes a thread. use is called on it first, to make its device the current one.
-func NewThread(use func() error) *Thread {
-	t := &Thread{calls: make(chan func() error, 2)}
+// NewThread makes a thread on a goroutine of run. use is called on it first, to make its device the current one. A panic of a call is the
+// error of this call, and goes on to run.
+func NewThread(run func(f func()), use func() error) *Thread {
+	t := &Thread{calls: make(chan func() error, 2), over: make(chan struct{})}
 	t.Begin(use)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		for f := range t.calls {
-			if t.failed.Load() == nil {
-				if err := f(); err != nil {
-					t.failed.CompareAndSwap(nil, &err)
-				}
-			}
-			t.left.Add(-1)
+	run(t.serve)
+	return t
+}
+
+func (t *Thread) serve() {
+	runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+	defer close(t.over)
+	defer func() {
+		if r := recover(); r != nil {
+			err := fmt.Errorf("internal error: %v", r)
+			t.failed.CompareAndSwap(nil, &err)
+			panic(r)
 		}
 	}()
-	return t
+	for f := range t.calls {
+		if t.failed.Load() == nil {
+			if err := f(); err != nil {
+				t.failed.CompareAndSwap(nil, &err)
+			}
+		}
+		t.left.Add(-1)
+	}
+	if t.last != nil {
+		t.last()
+	}
 }
 
 // Begin adds a call. Requires: at most one other has not begun.
 func (t *Thread) Begin(f func() error) {
 	t.left.Add(1)
-	t.calls <- f
+	select {
+	case t.calls <- f:
+	case <-t.over: // a call has panicked
+	}
 }
 
 // Queue adds the calls of a group: sends and recvs by exchange, others by call, one after the other.
@@ -76,8 +96,13 @@ func (t *Thread) State() (idle bool, err error) {
 // End ends the thread behind its calls. Begin is not called again.
 func (t *Thread) End() { close(t.calls) }
 
-// Stop ends the thread. A call that the library is in goes on, and no other one is made.
-func (t *Thread) Stop() {
+// Stop ends the thread. A call that the library is in goes on, and no other one is made. last, which may be nil, is called on the thread
+// behind it.
+func (t *Thread) Stop(last func()) {
 	t.failed.CompareAndSwap(nil, &errEnding)
+	t.last = last
 	t.End()
 }
+
+// Over returns a channel that is closed when the thread has ended.
+func (t *Thread) Over() <-chan struct{} { return t.over }

@@ -10,7 +10,7 @@ import (
 // A call that waits holds up its thread alone, and after a call that has failed no other is made.
 func TestThread(t *testing.T) {
 	used, let := make(chan struct{}), make(chan struct{})
-	thread := NewThread(func() error { close(used); return nil })
+	thread := NewThread(alone.Go, func() error { close(used); return nil })
 	<-used
 	thread.Begin(func() error { <-let; return nil })
 	idle, err := thread.State()
@@ -26,6 +26,25 @@ func TestThread(t *testing.T) {
 		idle, err = thread.State()
 	}
 	require.ErrorIs(t, err, wrong)
+}
+
+// A thread that is stopped in a call makes no other one. What it has to do last comes behind the call, and nobody waits for that.
+func TestThreadThatIsStoppedInACall(t *testing.T) {
+	in, let, calls := make(chan struct{}), make(chan struct{}), 0
+	thread := NewThread(alone.Go, func() error { return nil })
+	thread.Begin(func() error { close(in); <-let; calls++; return nil })
+	<-in
+	thread.Begin(func() error { t.Error("a call behind that which was stopped"); return nil })
+	thread.Stop(func() { calls *= 10 })
+	require.ErrorIs(t, thread.Stopped(), errEnding)
+	select {
+	case <-thread.Over():
+		t.Error("the call goes on")
+	default:
+	}
+	close(let)
+	<-thread.Over()
+	require.Equal(t, 10, calls)
 }
 
 // Sends to itself go to the recvs from itself in their order.
