@@ -353,8 +353,15 @@ int32_t DeviceWork::interrupted(void* ctx) noexcept {
   return self.raised_ ? -1 : 0;
 }
 
+// With stream 0 commands may still come that use the tensors, behind all events that the allocator would wait for.
 int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
+    if (stream == 0) {
+      for (const at::Tensor& t : w.tensors_) {
+        static_cast<void>(at::Tensor(t).unsafeReleaseIntrusivePtr().release()); // a reference that nobody gives back
+      }
+      return;
+    }
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
     w.use(in);

@@ -159,7 +159,9 @@ typedef struct sagecomm_bridge {
    * numbers it as make_stream() does. Fails if the framework cannot order such a stream. */
   int32_t (*adopt_stream)(void *ctx, void *handle, uint64_t *stream, char *why, size_t why_n);
   /* One of the next two ends what the library queues, once for each part of a coalesced operation. They come last.
-   * join(): the operation ends with what the stream holds now, so the caller can wait for it in a stream at once. */
+   * join(): the operation ends with what the stream holds now, so the caller can wait for it in a stream at once. With stream 0
+   * it says that the buffers are in use until the process ends: the operation has failed, and a vendor's library is in a call that may
+   * still queue commands for it. */
   int32_t (*join)(void *ctx, uint64_t stream, char *why, size_t why_n);
   /* join_later(): when the operation is complete, the caller of issue() queues these copies into the device in the
    * stream, if the status is OK, and then a write of `value` to `word`, with which pinned memory is the library's again.

@@ -207,6 +207,17 @@ func (p *Process) sweep() {
 	}
 }
 
+// peersLeft reports whether this rank has destroyed the group and no peer will touch its shared block any more.
+func (g *Group) peersLeft() bool {
+	p := g.process
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if slices.Contains(p.leaving, g) { // sweep takes a group off this list before it frees the memory
+		return g.abandoned()
+	}
+	return g.life.now() == freed
+}
+
 // abandoned reports whether no peer will touch this rank's shared block any more, because each has left, died, or given up. A
 // peer that gave up has written so into its own shared block, which may be freed since and hold anything. That does no harm:
 // this rank frees no memory that others may touch before they have left themselves.

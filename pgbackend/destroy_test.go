@@ -404,3 +404,17 @@ func TestDestroyFinishesP2PBetweenOthers(t *testing.T) {
 		})
 	}
 }
+
+// Peers have left when they have destroyed the group or have died, and it was destroyed here. Whoever asks finds that out when the group's
+// memory is gone, too.
+func TestPeersThatHaveLeft(t *testing.T) {
+	w := newWorld(t, 2)
+	first, second := w.groups[0], w.groups[1]
+	require.False(t, first.peersLeft())
+	require.NoError(t, first.Destroy())
+	require.False(t, first.peersLeft(), "the other rank has not")
+	require.False(t, second.peersLeft(), "it was not destroyed here")
+	require.NoError(t, second.Destroy())
+	require.True(t, first.peersLeft())
+	require.True(t, second.peersLeft())
+}

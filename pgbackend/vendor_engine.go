@@ -26,6 +26,7 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 		},
 		Settled: func(reasons []string, failed bool) error { return g.settled(method.Name(), reasons, failed) },
 		Failed:  func() bool { return g.run.FirstCause() != nil },
+		Left:    g.peersLeft,
 		Fail: func(err error) {
 			f := &coll.Failure{Status: coll.System, Rank: g.rank, OnDevice: true,
 				Message: fmt.Sprintf("sagecomm: group %q: a communicator of %s failed: %s: %v", g.title(), method.Name(), g.who(g.rank), err)}

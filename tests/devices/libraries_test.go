@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/cncl"
 	"sagecomm/internal/engine/hccl"
@@ -120,6 +121,66 @@ func TestAnAbortOfALibrary(t *testing.T) {
 	})
 }
 
+// Calls on a group that was aborted are refused with the reason of the abort. They make no call of the vendor's functions, nor of the
+// framework's.
+func TestCallsAfterAnAbort(t *testing.T) {
+	eachVendor(t, func(t *testing.T, v vendor) {
+		for _, engine := range []string{engines[v.name], "staged"} {
+			t.Run(engine, func(t *testing.T) {
+				variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "SAGECOMM_ENGINE="+engine)
+				variables[1] = append(variables[1], "SAGECOMM_ENGINE="+engine)
+				all(t, 2, only(v), variables, func(r *rank) {
+					r.begin()
+					data, gathered := r.put(make([]byte, 16)), r.put(make([]byte, 32))
+					if r.bridged {
+						r.Drain()
+					}
+					r.call(v.synchronize, r.stream)
+					r.group.Abort("for the test")
+					if engine == "cncl" {
+						r.recorded("cnclAbortComm", r.rank) // in the background
+					}
+					before, err := os.ReadFile(os.Getenv("EMULATOR_CALLS"))
+					require.NoError(t, err)
+					launched := 0
+					if r.bridged {
+						launched = r.Queued()
+					}
+					for _, c := range []struct {
+						op      coll.Op
+						in, out []byte
+					}{
+						{coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, data, data},
+						{coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Reduce: coll.BXor}, data, data},
+						{coll.Op{Kind: coll.AllGather, Type: coll.Float32}, data, gathered},
+						{coll.Op{Kind: coll.Barrier}, nil, nil},
+						{coll.Op{Kind: coll.Send, Type: coll.Float32, Root: 1 - r.rank}, data, nil},
+						{coll.Op{Kind: coll.Recv, Type: coll.Float32, Root: 1 - r.rank}, nil, data},
+					} {
+						of := func(b []byte) (list [][]byte) {
+							if b != nil {
+								list = append(list, b)
+							}
+							return list
+						}
+						f := r.finish(r.issue(c.op, of(c.in), of(c.out)))
+						if f == nil || f.Status != coll.Aborted || !strings.Contains(f.Message, "for the test") {
+							t.Errorf("%v: %+v", c.op.Kind, f)
+						}
+					}
+					after, err := os.ReadFile(os.Getenv("EMULATOR_CALLS"))
+					require.NoError(t, err)
+					require.Empty(t, string(after[len(before):]))
+					if r.bridged {
+						require.Equal(t, launched, r.Queued())
+					}
+					_ = r.group.Destroy()
+				})
+			})
+		}
+	})
+}
+
 // An asynchronous error of the library makes the group fail on all ranks.
 func TestAnAsynchronousErrorOfALibrary(t *testing.T) {
 	plans := map[string]string{"ascend": "HcclGetCommAsyncError@3+=#21", "cambricon": "cnclGetCommAsyncError@3+=#22"}
@@ -167,12 +228,7 @@ func TestCommunicatorsOfAFailedJoin(t *testing.T) {
 	plans := map[string]string{"ascend": "HcclGetCommAsyncError@1=#21", "cambricon": "cnclGetCommAsyncError@1=#22"}
 	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
 	eachVendor(t, func(t *testing.T, v vendor) {
-		path := filepath.Join(t.TempDir(), "calls")
-		variables := map[int][]string{}
-		for i := range 2 {
-			variables[i] = []string{fmt.Sprint("EMULATOR_CALLS=", path, i)}
-		}
-		variables[0] = append(variables[0], "EMULATOR_FAULTS="+plans[v.name])
+		variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "EMULATOR_FAULTS="+plans[v.name])
 		all(t, 2, only(v), variables, func(r *rank) {
 			if f := r.sum(); f != nil {
 				t.Fatal(f.Message)
@@ -180,11 +236,7 @@ func TestCommunicatorsOfAFailedJoin(t *testing.T) {
 			if r.has(engines[v.name]) {
 				t.Error("the library has carried out an operation")
 			}
-			require.Eventually(t, func() bool {
-				text, err := os.ReadFile(os.Getenv("EMULATOR_CALLS"))
-				require.NoError(t, err)
-				return strings.Contains(string(text), ends[v.name]+" ")
-			}, opBound, time.Millisecond)
+			r.recorded(ends[v.name], r.rank)
 			require.NoError(t, r.group.Destroy())
 		})
 	})
@@ -303,6 +355,89 @@ func TestEachFailingCallOfALibrary(t *testing.T) {
 				})
 			})
 		}
+	})
+}
+
+// recorded waits until the library of a rank has got a call. Variables of the ranks are those of recordedIn.
+func (r *rank) recorded(call string, of int) {
+	path := os.Getenv("EMULATOR_CALLS")
+	require.Eventually(r.t, func() bool {
+		text, err := os.ReadFile(fmt.Sprint(path[:len(path)-1], of))
+		return err == nil && strings.Contains(string(text), call+" ")
+	}, opBound, time.Millisecond)
+}
+
+// recordedIn gives two ranks files for their calls, and more variables to rank 0.
+func recordedIn(path string, more ...string) map[int][]string {
+	return map[int][]string{0: append(more, "EMULATOR_CALLS="+path+"0"), 1: {"EMULATOR_CALLS=" + path + "1"}}
+}
+
+// abortedIn issues an operation, which is aborted when the libraries of ranks are in the call for it.
+func (r *rank) abortedIn(call string, op coll.Op, data []byte, ranks ...int) {
+	r.t.Helper()
+	go func() {
+		for _, of := range ranks {
+			r.recorded(call, of)
+		}
+		r.group.Abort("for the test")
+	}()
+	f := r.finish(r.issue(op, [][]byte{data}, [][]byte{data}))
+	if f == nil || f.Status != coll.Aborted {
+		r.t.Errorf("%+v", f)
+	}
+}
+
+// A library that is in a call when the operation fails queues a kernel later. The end of the operation comes behind that: whoever uses the
+// buffers next waits for it.
+func TestKernelsThatComeLate(t *testing.T) {
+	rules := map[string]string{"ascend": "HcclReduce@1=late#4", "cambricon": "cnclReduce@1=late#1"}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "EMULATOR_FAULTS="+rules[v.name])
+		all(t, 2, only(v), variables, func(r *rank) {
+			r.begin()
+			data := r.put(elements(coll.Float32, input(coll.Float32, r.rank, n)))
+			op := coll.Op{Kind: coll.Reduce, Type: coll.Float32}
+			if r.rank == 1 {
+				r.finish(r.issue(op, [][]byte{data}, [][]byte{data}))
+				_ = r.group.Destroy()
+				return
+			}
+			call, _, _ := strings.Cut(rules[v.name], "@")
+			r.abortedIn(call, op, data, 0, 1)
+			if r.bridged {
+				r.Wait()
+				r.Drain()
+			}
+			r.copy(uintptrOf(data), r.made(v.mallocHost, uintptr(len(data))), len(data), v.toDevice, r.stream)
+			r.recorded("late", 0)
+			if text := reports(r.Library); text != "" {
+				t.Error(text)
+			}
+			_ = r.group.Destroy()
+		})
+	})
+}
+
+// HCCL has no end for a call that waits for a peer. The operation fails all the same, and its buffers are kept, because the call may still
+// queue a kernel for them.
+func TestBuffersOfACallThatWaits(t *testing.T) {
+	v := vendors[0]
+	variables := recordedIn(filepath.Join(t.TempDir(), "calls"), bridgeVariable+"=1")
+	all(t, 2, only(v), variables, func(r *rank) {
+		r.begin()
+		store, err := bootstrap.NewFileStore(os.Getenv(storeVariable))
+		require.NoError(t, err)
+		if r.rank == 0 {
+			data := r.put(elements(coll.Float32, input(coll.Float32, r.rank, n)))
+			require.False(t, r.Kept())
+			r.abortedIn("HcclReduce", coll.Op{Kind: coll.Reduce, Type: coll.Float32}, data, 0)
+			require.True(t, r.Kept())
+			require.NoError(t, store.Set("kept", nil))
+		} else {
+			_, err := store.Get("kept", opBound)
+			require.NoError(t, err)
+		}
+		_ = r.group.Destroy()
 	})
 }
 

@@ -55,6 +55,7 @@ PYTHON = {
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
     "pools": ["./internal/engine/staged", "./internal/engine/vendor", "-run", "TwoThreads|ThatIsIssued|WaitsForQuiet"],
+    "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
 }

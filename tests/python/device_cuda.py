@@ -524,22 +524,28 @@ def unwritten_in_a_capture(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
-def beside_a_capture(rank: int, size: int, store: str) -> None:
+def beside_a_capture(rank: int, size: int, store: str, engine: str) -> None:
     """Beside a capture, another thread asks whether operations have ended, begins the first p2p ones, and makes
-    collectives, barriers and object collectives."""
-    join_group(rank, size, store, 0)
+    collectives, barriers and object collectives. Tensors of several segments take memory of the device, and so does the
+    first collective of a group, but NCCL makes what its own groups need, which is not for the side of a capture."""
+    join_group(rank, size, store, rank if engine == "nccl" else 0)
     x, y, z = torch.ones(1000, device="cuda"), torch.ones(1000, 2, device="cuda"), torch.zeros(4, device="cuda")
     sent = x.clone()
     w, gathered = torch.ones(1000, device="cuda"), torch.zeros(1000 * size, device="cuda")
     objects: list[Any] = [None] * size
+    parts, v = [torch.zeros(50_000, device="cuda") for _ in range(size)], torch.full((50_000,), 3.0, device="cuda")
+    u = v.clone()
+    later = dist.new_group(backend="sagecomm")
     dist.all_reduce(x)
+    dist.all_gather_into_tensor(gathered, sent)
+    gathered.zero_()
     torch.cuda.synchronize()
     works: list[Any] = [dist.all_reduce(x, async_op=True), dist.all_reduce(y[:, 0], async_op=True)]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     backend = c10d._get_default_group()._get_backend(torch.device("cuda"))
     of_device = dist.BarrierOptions()
-    of_device.device_ids = [0]
+    of_device.device_ids = [torch.cuda.current_device()]
     peer = (rank + 1) % size
     errors: list[Exception] = []
 
@@ -555,6 +561,9 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
             with torch.cuda.stream(side):
                 works.append(dist.all_reduce(w, async_op=True))
                 works.append(dist.all_gather_into_tensor(gathered, sent, async_op=True))
+                works.append(dist.all_gather(parts, v, async_op=True))
+                if engine != "nccl":
+                    works.append(dist.all_reduce(u, group=later, async_op=True))
                 backend.barrier(
                     of_device
                 ).wait()  # dist.barrier() allocates a tensor on the device, which breaks a capture
@@ -582,6 +591,8 @@ def beside_a_capture(rank: int, size: int, store: str) -> None:
     assert x2[0].tolist() == [2.0 * size, 2.0], x2[0]
     assert w.tolist() == [float(size)] * 1000, w
     assert gathered.tolist() == [1.0] * 1000 * size, gathered
+    assert [part[-1].item() for part in parts] == [3.0] * size, parts
+    assert u[-1].item() == 3.0 * (1 if engine == "nccl" else size), u
     assert objects == [{"rank": r} for r in range(size)], objects
     fake_cuda.check()
 
@@ -764,6 +775,44 @@ def is_void(rank: int, size: int, store: str) -> str:
             c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
             told.set("aborted", "")
     return raised(lambda: work.wait(timedelta(seconds=30)))
+
+
+NO_CALLS = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuStreamWriteValue32", "cuStreamWaitValue32",
+            "cuLaunchKernel", "cuMemAlloc", "cuMemCreate", "cuStreamCreateWithPriority", "ncclGroupEnd")  # fmt: skip
+
+
+def calls_after_an_abort(rank: int, size: int, store: str) -> list[str]:
+    """Calls on a group that was aborted raise the reason of the abort. None of them comes to the device, whose
+    functions fail from then on."""
+    join_group(rank, size, store)
+    told = c10d._get_default_store()
+    x, row = torch.ones(256, device="cuda"), torch.empty(256 * size, device="cuda")
+    parts = [torch.empty_like(x) for _ in range(size)]
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    told.set(f"rank {rank} is ready", "")
+    told.wait([f"rank {other} is ready" for other in range(size)])
+    c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
+    rules = ";".join(f"{name}@1+=invalid_value" for name in NO_CALLS)
+    assert fake_cuda.emulator().emulator_plan(rules.encode()) == 0
+    texts = []
+    for call in (
+        lambda: dist.all_reduce(x, async_op=True),
+        lambda: dist.all_reduce(x),
+        lambda: dist.all_gather_into_tensor(row, x),
+        lambda: dist.all_gather(parts, x),
+        lambda: dist.barrier(device_ids=[rank]),
+        lambda: dist.isend(x, (rank + 1) % size),
+        lambda: dist.irecv(x, (rank - 1) % size),
+    ):
+        begun = time.monotonic()
+        try:
+            call()
+        except dist.DistBackendError as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        assert time.monotonic() < begun + 5
+    assert fake_cuda.emulator().emulator_plan(b"") == 0
+    return texts
 
 
 def used(rank: int, size: int, store: str, on: list[int]) -> str:

@@ -276,6 +276,29 @@ def communicator_fails(rank: int, size: int, store: str) -> str:
     return raised(work)
 
 
+def kernels_come_late(rank: int, size: int, store: str, soon: bool) -> str:
+    """A call of rank 0 returns an error, and a thread of the library queues its kernels when the communicator is
+    aborted. What uses the tensor afterwards comes behind them. If they do not come soon, nobody gets its memory."""
+    join_group(rank, size, store)
+    x = torch.ones(1000, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    text = raised(lambda: dist.all_reduce(x, async_op=True).wait(timedelta(seconds=30)))
+    if soon:
+        x.fill_(3)
+    before, x = x.data_ptr(), torch.empty(0)
+    y = torch.full((1000,), 4.0, device="cuda")
+    assert soon or rank > 0 or y.data_ptr() != before
+    if rank == 0:
+        begun = time.monotonic()
+        while "late kernels" not in calls():
+            assert time.monotonic() < begun + 30, "no kernels have come"
+    torch.cuda.synchronize()
+    assert y.tolist() == [4.0] * 1000
+    fake_cuda.check()
+    return text
+
+
 def ranks_differ(rank: int, size: int, store: str) -> str:
     """NCCL waits for ever when the ranks call different things."""
     join_group(rank, size, store)

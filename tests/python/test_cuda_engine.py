@@ -86,9 +86,9 @@ def test_factors_on_the_device(cuda_bed: CudaBed, schedule: str) -> None:
     cuda_bed.ranks("device_cuda:factors", 2, **SETTINGS, schedule=schedule)
 
 
-@pytest.mark.parametrize("engine", quickly(["staged"], ["cuda", "staged"]))
+@pytest.mark.parametrize("engine", quickly(["cuda"], ["cuda", "nccl", "staged"]))
 def test_a_thread_captures_beside_another_one(cuda_bed: CudaBed, engine: str) -> None:
-    cuda_bed.ranks("device_cuda:beside_a_capture", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
+    cuda_bed.ranks("device_cuda:beside_a_capture", 2, engine, **SETTINGS | {"SAGECOMM_ENGINE": engine})
 
 
 def test_a_thread_captures_beside_the_first_operations(cuda_bed: CudaBed) -> None:
@@ -137,6 +137,14 @@ def test_an_output_that_cannot_be_written(cuda_bed: CudaBed) -> None:
 
 def test_an_output_that_cannot_be_written_in_a_capture(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_cuda:unwritten_in_a_capture", 2, **SETTINGS)
+
+
+@pytest.mark.parametrize("engine", ["cuda", "nccl", "staged"])
+def test_calls_after_an_abort(cuda_bed: CudaBed, engine: str) -> None:
+    for texts in cuda_bed.ranks("device_cuda:calls_after_an_abort", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine}):
+        assert len(texts) == 7
+        for text in texts:
+            assert re.match("Aborted: .*was aborted by rank", text), text
 
 
 def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:

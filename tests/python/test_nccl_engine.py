@@ -76,6 +76,17 @@ def test_an_asynchronous_error(cuda_bed: CudaBed, tmp_path: Path) -> None:
         assert "remote process exited or there was a network error" in text
 
 
+@pytest.mark.parametrize("soon", [True, False])
+def test_kernels_that_come_behind_an_error(cuda_bed: CudaBed, tmp_path: Path, soon: bool) -> None:
+    plan = {0: f"ncclGroupEnd@2=late#{1 if soon else 3}"}
+    function, store = "device_nccl:kernels_come_late", str(tmp_path / "store")
+    children = [
+        cuda_bed.start(function, r, 2, store, soon, EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS) for r in range(2)
+    ]
+    for child in children:
+        assert re.match("DistBackendError: .*rank 0.*nccl: .*: late", child.result())
+
+
 def test_ranks_call_different_operations(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_nccl:ranks_differ", 2, **SETTINGS):
         assert text.startswith("CollectiveMismatch: "), text

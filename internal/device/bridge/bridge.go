@@ -170,6 +170,9 @@ func (b *Bridge) Join(s device.Stream) error {
 	return b.result("cannot end the operation", C.join(b.c, C.uint64_t(s.Number), &b.why[0]))
 }
 
+// Keep keeps the buffers of the operation until the process ends.
+func (b *Bridge) Keep() { _ = b.Join(device.Stream{}) }
+
 // JoinLater implements device.Deferrer.
 func (b *Bridge) JoinLater(s device.Stream, e device.End) error {
 	list := make([]C.numbers, len(e.Copies)+1)

@@ -173,6 +173,9 @@ func (c *communicator) abortOnce() bool {
 	return C.call_cnclAbortComm(c.handle()) == 0
 }
 
+// Settled implements vendor.Communicator.
+func (c *communicator) Settled() bool { return c.thread.Ended() }
+
 // Destroy implements vendor.Communicator.
 func (c *communicator) Destroy() {
 	freed := make(chan bool, 1)

@@ -191,6 +191,9 @@ func (m *member) Abort() bool {
 	return !m.stuck.Load()
 }
 
+// Settled implements vendor.Member. All is queued when Do returns.
+func (m *member) Settled() bool { return true }
+
 // Destroy implements vendor.Member. Peers may still read the slots of this rank, whose process may end next.
 func (m *member) Destroy() {
 	for end := time.Now().Add(leaveBound); !m.allLeft() && time.Now().Before(end); {

@@ -69,17 +69,17 @@ func (d *fakeDriver) forLater(t *testing.T) int32 {
 func TestWhatAFailedJoinGivesBack(t *testing.T) {
 	refused := errors.New("refused")
 	for name, c := range map[string]struct {
-		second fakeDriver
+		second *fakeDriver
 		why    string
 	}{
-		"no inbox":                {second: fakeDriver{noKernels: refused}, why: "refused"},
-		"no way to map an inbox":  {second: fakeDriver{noAddress: 2}, why: "no address"},
-		"no slots in either way":  {second: fakeDriver{refuses: map[device.Sharing]error{device.ByFile: refused, device.ByHandle: refused}}, why: "refused; refused"},
-		"slots that it can't use": {second: fakeDriver{refusesToOpen: map[device.Sharing]error{device.ByFile: refused, device.ByHandle: refused}}, why: "memory of rank 0"},
+		"no inbox":                {second: &fakeDriver{noKernels: refused}, why: "refused"},
+		"no way to map an inbox":  {second: &fakeDriver{noAddress: 2}, why: "no address"},
+		"no slots in either way":  {second: &fakeDriver{refuses: map[device.Sharing]error{device.ByFile: refused, device.ByHandle: refused}}, why: "refused; refused"},
+		"slots that it can't use": {second: &fakeDriver{refusesToOpen: map[device.Sharing]error{device.ByFile: refused, device.ByHandle: refused}}, why: "memory of rank 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := &fakeDriver{}
-			drivers := [2]*fakeDriver{first, &c.second}
+			drivers := [2]*fakeDriver{first, c.second}
 			one, err := lodge(inboxBytes(2)) // so that an arena is there
 			require.NoError(t, err)
 			one.leave()

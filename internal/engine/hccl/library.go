@@ -185,6 +185,9 @@ func (c *communicator) destroyUnused() {
 	}
 }
 
+// Settled implements vendor.Communicator.
+func (c *communicator) Settled() bool { return c.thread.Ended() }
+
 // Destroy implements vendor.Communicator.
 func (c *communicator) Destroy() {
 	c.thread.Begin(func() error { return failed("HcclCommDestroy", C.call_HcclCommDestroy(c.handle())) })

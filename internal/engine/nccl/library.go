@@ -72,6 +72,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -190,7 +191,10 @@ func (Library) Join(id []byte, size, rank int, _ func(f func())) (vendor.Communi
 }
 
 // communicator implements vendor.Communicator. It does not block: State polls.
-type communicator struct{ c C.scn_comm }
+type communicator struct {
+	c       C.scn_comm
+	aborted atomic.Bool
+}
 
 // State implements vendor.Communicator.
 func (c *communicator) State() (queued bool, err error) {
@@ -238,8 +242,15 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 // names are those of the functions, by vendor.CallKind.
 var names = [...]string{"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "Send", "Recv"}
 
-// Abort implements vendor.Communicator.
-func (c *communicator) Abort() bool { C.abort_all(c.c); return true }
+// Abort implements vendor.Communicator. The call joins the thread of NCCL that queues kernels (ncclCommEnsureReady of its src/init.cc).
+func (c *communicator) Abort() bool {
+	C.abort_all(c.c)
+	c.aborted.Store(true)
+	return true
+}
+
+// Settled implements vendor.Communicator.
+func (c *communicator) Settled() bool { return c.aborted.Load() }
 
 // Destroy implements vendor.Communicator.
 func (c *communicator) Destroy() {

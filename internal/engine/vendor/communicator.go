@@ -178,6 +178,21 @@ func (c *communicator) abort() {
 	}
 }
 
+// settleBound bounds how long a caller whose operation has failed waits for the library. It is shorter than a failure may take to be raised.
+const settleBound = time.Second
+
+// settles waits until no command of the library comes into the stream any more, as far as that is soon. Requires: the end has begun.
+func (c *communicator) settles(bound time.Duration) bool {
+	sleep := firstSleep
+	for end := time.Now().Add(bound); !c.joined.Settled(); sleep = min(2*sleep, 10*time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+		time.Sleep(sleep)
+	}
+	return true
+}
+
 // quietBound bounds how long the end of a library's communicator waits for streams that wait for peers. It is shorter than libraries wait
 // for peers that come later.
 const quietBound = 2 * time.Second

@@ -9,6 +9,7 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
+	"sagecomm/internal/device/bridge"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/runner"
@@ -34,6 +35,10 @@ type Group struct {
 
 	// Failed reports whether a rank has declared that the group has failed.
 	Failed func() bool
+
+	// Left reports whether all other ranks have left the group or have died: they need nothing of this rank any more. It may be called when
+	// the group's memory is gone.
+	Left func() bool
 
 	// Fail makes the group fail. The error may be ErrInterrupted.
 	Fail func(err error)
@@ -233,7 +238,7 @@ func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ord
 	c.last.Store(&gate)
 	e.group.Run.Begin() // records the call before the streams of the ranks meet
 	if err = e.enqueue(c, rt, order, gate, call, op); err != nil {
-		e.fail(c, rt, order, gate, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.method.Name(), err))
+		e.fail(c, rt, order, gate, call, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.method.Name(), err))
 	}
 	return nil
 }
@@ -270,14 +275,20 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 	return rt.WriteValue(c.stream, gate.OutputTaken(), 1)
 }
 
-// fail makes the group fail because an operation was numbered and not queued. What is queued by now uses the buffers until the
-// kernels are ended, so the operation ends with the stream. The group is down before the stream says that the operation is done.
-func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, err error) {
+// fail makes the group fail because an operation was numbered and not queued, or not known to be. What is queued uses the buffers until the
+// kernels are ended, so the operation ends with the stream, behind the last command that the library may queue: a thread of NCCL's, or a call
+// of HCCL or CNCL that waits for peers, may be about to. The group is down before the stream says that the operation is done. Where the
+// library is not through soon, nobody gets the buffers, the stream and the memory of the communicator any more.
+func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, call runner.Call, err error) {
 	e.group.Fail(err)
-	_ = rt.WriteValue(c.stream, gate.InputReady(), 1)
-	_ = rt.WriteValue(c.stream, gate.OutputTaken(), 1)
+	c.abort() // peers do not join its kernels; no further call of the library begins
+	if c.settles(settleBound) {
+		_ = rt.WriteValue(c.stream, gate.InputReady(), 1)
+		_ = rt.WriteValue(c.stream, gate.OutputTaken(), 1)
+	} else if b, err := bridge.New(call.Bridge()); err == nil {
+		b.Keep()
+	}
 	_ = order.Join(c.stream)
-	c.abort() // peers do not join its kernels
 }
 
 // refuse returns the error for a call that this rank may not make.

@@ -19,7 +19,7 @@ import (
 
 const (
 	graphsBound  = time.Second     // of the end of graphs in an abort; by then it has ended the kernels
-	graphsLinger = 5 * time.Second // of what a communicator in peace still does for its peers
+	graphsLinger = 5 * time.Second // of what a communicator in peace still does for its peers, if they do not leave before
 )
 
 var errNotConnected = errors.New("the stream is being captured, and the ranks are not connected for this operation yet; call the same operation of the group once before the capture")
@@ -109,11 +109,16 @@ func (c *graphCaller) Abort() bool {
 }
 
 // Destroy implements Member. A communicator that graphs use is not destroyed. When its peers need it no more, it is aborted, so that a
-// graph that is launched later does not wait for them for ever.
+// graph that is launched later does not wait for them for ever. A process that ends waits for that: graphs of peers may be running, for which
+// threads of this process still send what its kernels have left to them.
 func (c *graphCaller) Destroy() {
 	if !c.any.Load() {
 		c.Communicator.Destroy()
 		return
 	}
-	time.AfterFunc(graphsLinger, func() { c.group.Guard(func() { c.Abort() }) })
+	sleep := time.Millisecond
+	for end := time.Now().Add(graphsLinger); !c.group.Left() && time.Now().Before(end); sleep = min(2*sleep, 20*time.Millisecond) {
+		time.Sleep(sleep)
+	}
+	c.Abort()
 }

@@ -2,11 +2,14 @@ package vendor
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
+	"sagecomm/internal/engine/staged"
 )
 
 // graphLibrary is a library of floats whose calls are noted.
@@ -125,8 +128,6 @@ func TestOperationsOfACaptureAreInOrder(t *testing.T) {
 func TestTheEndOfACommunicatorWithGraphs(t *testing.T) {
 	m, g := graphMember()
 	m.any.Store(true)
-	m.Destroy()
-	require.False(t, g.destroyed)
 	require.False(t, m.Abort())
 	<-g.aborted
 	close(g.gone)
@@ -136,4 +137,30 @@ func TestTheEndOfACommunicatorWithGraphs(t *testing.T) {
 	require.True(t, m.Abort())
 	m.Destroy()
 	require.True(t, g.destroyed)
+}
+
+// A communicator with graphs ends when all peers have left, or after a bound, and the end of the process waits for it: graphs of peers may need
+// what this process does for them.
+func TestAProcessLingersForGraphsOfPeers(t *testing.T) {
+	for name, after := range map[string]time.Duration{"peers leave": graphsLinger / 2, "peers stay": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, g := graphMember()
+				close(g.gone)
+				m.any.Store(true)
+				began := time.Now()
+				m.group.Left = func() bool { return time.Since(began) >= after }
+				p := NewPool()
+				others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
+				c := &communicator{engine: New(Calls(nil), alone, others, others, p, nil), joined: m, ended: make(chan struct{}), stop: make(chan struct{}),
+					current: func(f func() error) error { return f() }}
+				c.down()
+				p.Wait()
+				require.InDelta(t, min(after, graphsLinger), time.Since(began), float64(graphsLinger)/10)
+				<-g.aborted
+				<-c.ended
+				require.False(t, g.destroyed)
+			})
+		})
+	}
 }

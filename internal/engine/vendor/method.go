@@ -46,7 +46,7 @@ type Joining struct {
 	Seats   []Seat
 }
 
-// Member is one rank's side of a communicator. No two methods are called at the same time, except for Release and Void.
+// Member is one rank's side of a communicator. No two methods are called at the same time, except for Release, Void and Settled.
 type Member interface {
 	// State reports whether all that Do and Capture have begun to queue has been queued. The error is that of the communicator, which
 	// is of no use then.
@@ -67,6 +67,10 @@ type Member interface {
 	// Abort ends what is queued, and the communicator. It comes after Release, and may wait for the device. It returns false where
 	// that cannot be ended: the stream and the buffers may then be in use until the process ends.
 	Abort() bool
+
+	// Settled reports, once Abort has begun, whether no command comes into the stream any more: a library may be in a call, or have a thread,
+	// that still queues some.
+	Settled() bool
 
 	// Destroy ends the communicator. Requires: what it has queued is done.
 	Destroy()

@@ -10,7 +10,7 @@ import (
 )
 
 // alone is a group of which a test needs nothing but goroutines.
-var alone = Group{Guard: func(f func()) { f() }}
+var alone = Group{Guard: func(f func()) { f() }, Failed: func() bool { return false }}
 
 // guarded is a group that notes what its goroutines panic with.
 func guarded() (Group, <-chan any) {

@@ -164,7 +164,7 @@ func (p *Pool) giveStream(of place, s device.Stream) {
 }
 
 // exitBound is a little longer than the end of a communicator waits, for streams and then for peers, before it is aborted.
-const exitBound = quietBound + 6*time.Second
+const exitBound = quietBound + graphsLinger + graphsBound + time.Second
 
 // Wait waits until the communicators have ended whose end has begun, for a short time: a process that ends must not take the driver
 // away from them.

@@ -106,3 +106,13 @@ func (t *Thread) Stop(last func()) {
 
 // Over returns a channel that is closed when the thread has ended.
 func (t *Thread) Over() <-chan struct{} { return t.over }
+
+// Ended reports whether the thread has ended.
+func (t *Thread) Ended() bool {
+	select {
+	case <-t.over:
+		return true
+	default:
+		return false
+	}
+}

@@ -16,7 +16,7 @@ typedef struct entry {
 
 struct framework {
   sagecomm_bridge bridge;
-  bool ascend, keeps_handles;
+  bool ascend, keeps_handles, kept;
   uintptr_t caller, streams[most_streams];
   int streams_n;
   entry queue[most_entries];
@@ -124,6 +124,10 @@ static int32_t no_adoption(void *ctx, void *handle, uint64_t *stream, char *why,
 static int32_t join(void *ctx, uint64_t stream, char *why, size_t n) {
   framework *f = ctx;
   (void)why, (void)n;
+  if (stream == 0) {
+    f->kept = true;
+    return 0;
+  }
   f->joined = event_of(f);
   push(f, (entry){.what = record, .event = f->joined, .stream = f->streams[stream - 1]});
   return 0;
@@ -190,6 +194,7 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
 
 const sagecomm_bridge *framework_bridge(framework *f) { return &f->bridge; }
 void framework_keeps_handles(framework *f, bool keeps) { f->keeps_handles = keeps; }
+bool framework_kept(const framework *f) { return f->kept; }
 void framework_may_be_captured(framework *f) { f->bridge.may_be_captured = 1; }
 
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device) {

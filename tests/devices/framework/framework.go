@@ -30,6 +30,9 @@ func (f Framework) KeepsHandles() { C.framework_keeps_handles(f.c, true) }
 // MayBeCaptured makes the framework say that it cannot tell whether the caller's stream is being captured.
 func (f Framework) MayBeCaptured() { C.framework_may_be_captured(f.c) }
 
+// Kept reports whether the buffers of an operation are to be kept until the process ends.
+func (f Framework) Kept() bool { return bool(C.framework_kept(f.c)) }
+
 // Copy launches a copy in the caller's stream.
 func (f Framework) Copy(to, from uintptr, bytes int, toDevice bool) {
 	C.framework_copy(f.c, C.uintptr_t(to), C.uintptr_t(from), C.uintptr_t(bytes), C.bool(toDevice))

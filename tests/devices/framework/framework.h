@@ -18,6 +18,8 @@ const sagecomm_bridge *framework_bridge(framework *f);
 void framework_keeps_handles(framework *f, bool keeps);
 /* The framework cannot tell whether the caller's stream is being captured. */
 void framework_may_be_captured(framework *f);
+/* Whether the buffers of an operation are to be kept until the process ends. */
+bool framework_kept(const framework *f);
 /* Puts a copy into the caller's stream, by the queue. */
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device);
 /* Makes the caller's stream wait for the end of the operation, by the queue: for what join() was called with. */

@@ -1,5 +1,7 @@
 #include "group.hpp"
 
+#include "../core/late.hpp"
+
 #include <unistd.h>
 
 #include <chrono>
@@ -54,6 +56,7 @@ ncclResult_t issue(const StatePointer &state, const std::vector<Operation> &oper
     if (state->aborted) return ncclRemoteError;
     pause();
   }
+  if (emulator::late_code() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
   {
     std::lock_guard lock(mutex);
     for (const Operation &one : operations) streams[state.get()].insert(one.stream);

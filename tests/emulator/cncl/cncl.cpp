@@ -9,6 +9,7 @@
 #include <set>
 
 #include "../blocking/group.hpp"
+#include "../core/late.hpp"
 #include "../skin/record.hpp"
 
 using cnclResult_t = int;
@@ -95,6 +96,11 @@ cnclResult_t call(Comm *comm, blocking::Kind kind, const void *from, void *to, s
   REQUIRE(!p2p || root != comm->state->rank, unsupported);
   REQUIRE(p2p || depth == 0, unsupported);
   const blocking::Operation one = blocking::operation(kind, from, to, count, of, op, root, queue);
+  if (const int late = emulator::late_code(); depth == 0 && late != 0) {
+    blocking::issue(comm->state, {one});
+    skin::record("late", late);
+    return late;
+  }
   if (depth == 0) return result(blocking::issue(comm->state, {one}));
   grouped.push_back(one);
   of_group = comm->state;

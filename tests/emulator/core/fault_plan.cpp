@@ -64,7 +64,12 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
     place.pop_back();
   }
   if (!parse_number(place.c_str(), &parsed.first) || parsed.first == 0) return "expected the number of a call, from 1";
-  if (!value.empty() && value[0] == '#') {
+  const std::string_view late = "late#";
+  if (value.compare(0, late.size(), late) == 0) {
+    if (!parse_number(value.c_str() + late.size(), &number) || number == 0 || number > INT32_MAX)
+      return "expected late#NUMBER";
+    parsed.fault = {Status::success, static_cast<int>(number)};
+  } else if (!value.empty() && value[0] == '#') {
     if (!parse_number(value.c_str() + 1, &number) || number > INT32_MAX) return "expected #NUMBER";
     parsed.fault = {Status::injected, static_cast<int>(number)};
   } else {

@@ -3,6 +3,7 @@
 //   cudaMalloc@3=out_of_memory   the third call of this symbol returns a status (a name of status.hpp)
 //   cudaMalloc@3+=#700           the third and every later call returns the skin's number 700
 //   cudaEventRecord@3=#0         the third call does nothing and reports success
+//   HcclAllReduce@2=late#9       the second call does its work late, and returns the number: see late.hpp
 //   memory=64M                   the memory of each device
 //   missing=cuMemHostRegister    a symbol that cannot be found
 //   stuck=2@5                    stream 2 (the second that was created) begins nothing after its first 5 tasks
@@ -25,7 +26,7 @@ class FaultPlan {
  public:
   struct Fault {
     Status status;
-    int code;  // with Status::injected
+    int code;  // with Status::injected; with Status::success, that of late.hpp
   };
 
   // Returns an empty text, or what is wrong with the plan.

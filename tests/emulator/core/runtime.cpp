@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "late.hpp"
 #include "state.hpp"
 
 namespace emulator {
@@ -19,11 +20,18 @@ Status enter(const char *symbol) {
   Call call(Call::at_once);
   if (!call) return call.status();
   this_thread().symbol = symbol;
+  this_thread().late_code = 0;
   auto fault = call.state().faults.call(symbol);
   if (!fault) return Status::success;
+  if (fault->status == Status::success) {
+    this_thread().late_code = fault->code;
+    return Status::success;
+  }
   this_thread().injected_code = fault->code;
   return fault->status;
 }
+
+int late_code() { return this_thread().late_code; }
 
 int injected_code() { return this_thread().injected_code; }
 

@@ -65,6 +65,7 @@ struct Thread {
   int device = -1;     // -1: none was chosen
   std::string symbol;  // of the newest call that entered
   int injected_code = 0;
+  int late_code = 0;  // see late.hpp
   CaptureMode capture_mode = CaptureMode::global;
   bool in_task = false;           // a thread of the emulator that runs a task
   bool in_host_function = false;  // that task is a host function

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "../blocking/group.hpp"
+#include "../core/late.hpp"
 #include "../skin/record.hpp"
 
 using HcclResult = int;
@@ -77,8 +78,12 @@ HcclResult call(void *comm, blocking::Kind kind, const void *from, void *to, uin
   REQUIRE(type >= 0 && type < types_n, para);
   const blocking::StatePointer &state = static_cast<Comm *>(comm)->state;
   REQUIRE(root < static_cast<uint32_t>(state->ranks), para);
-  return result(blocking::issue(
+  const int late = emulator::late_code();
+  const HcclResult issued = result(blocking::issue(
       state, {blocking::operation(kind, from, to, count, types[type], op, static_cast<int>(root), stream)}));
+  if (late == 0) return issued;
+  skin::record("late", late);
+  return late;
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <map>
 #include <thread>
 
+#include "../core/late.hpp"
 #include "communicator.hpp"
 
 using namespace fake_nccl;
@@ -131,6 +132,20 @@ ncclResult_t init(ncclComm_t *communicator, int ranks, const ncclUniqueId &id, i
   return result;
 }
 
+// Queues operations in a thread of the library, whose call has returned an error: when the communicator is aborted, and as late as NCCL may,
+// which joins the thread then.
+void launch_late(const StatePointer &state, const std::vector<Operation> &operations, int code) {
+  connect(*state, operations);
+  const auto late = std::chrono::milliseconds(code == ncclUnhandledCudaError ? 100 : 2500);
+  state->late = std::thread([state, operations, late] {
+    while (!state->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(late);
+    std::lock_guard lock(state->mutex);
+    launch(state, operations);
+    note("late kernels");
+  });
+}
+
 // The end of a communicator, an abort too, waits until all graphs are destroyed that have operations of it.
 void await_graphs(const State &state) {
   while (state.graphs > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -234,6 +249,7 @@ ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   note_device(__func__, *communicator->state);
   leave(*communicator->state);
   communicator->state->aborted = true;
+  if (communicator->state->late.joinable()) communicator->state->late.join();
   await_graphs(*communicator->state);
   delete communicator;
   return ncclSuccess;
@@ -303,6 +319,10 @@ ncclResult_t ncclGroupEnd() {
   grouped.clear();
   BEGIN;
   ncclResult_t result = ncclSuccess;
+  if (const int late = emulator::late_code(); late != 0) {
+    for (const auto &[communicator, list] : lists) launch_late(communicator->state, list, late);
+    return fail(static_cast<ncclResult_t>(late), "late");
+  }
   for (const auto &[communicator, list] : lists)
     if (ncclResult_t one = issue(communicator, list); one != ncclSuccess) result = one;
   return result;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../core/runtime.hpp"
@@ -49,6 +50,8 @@ struct State {
   Numbers called;                    // the newest ones
   std::deque<Operation> waiting;     // the ranks are not connected for them, or nobody has asked for their state yet
   std::vector<Reduction> made;       // by number of the reduction, from ncclNumOps
+
+  std::thread late;  // of the library, which queues the operations of a call that has returned an error
 
   std::atomic<int> graphs{0};  // operations of graphs that were not destroyed
 
