@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+	"weak"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
@@ -15,7 +16,7 @@ import (
 func (g *Group) recoverInto(f **coll.Failure) {
 	if r := recover(); r != nil {
 		*f = g.fault(r)
-		g.declareFailure(*f)
+		g.declareFault(*f)
 	}
 }
 
@@ -29,15 +30,40 @@ func (g *Group) guard(f func()) {
 	f()
 }
 
+// lastingGuard returns guard for goroutines that may outlive the group, of which they keep nothing: once it is collected, a panic is only
+// printed.
+func (g *Group) lastingGuard() func(f func()) {
+	group := weak.Make(g)
+	return func(f func()) {
+		defer func() {
+			if r := recover(); r != nil {
+				if g := group.Value(); g != nil {
+					g.Panicked(r)
+				} else {
+					fault(r)
+				}
+			}
+		}()
+		f()
+	}
+}
+
 // Panicked makes a recovered panic the failure of the group and returns that failure. If the group's memory is gone already it
 // only prints the panic.
 func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
 	if g.life.acquire() {
 		defer g.life.release()
-		g.declareFailure(f)
+		g.declareFault(f)
 	}
 	return f
+}
+
+// declareFault makes a panic the failure of the group. To take the group down calls engines, and what has panicked once may panic there
+// again: the peers know by then, and the process goes on.
+func (g *Group) declareFault(f *coll.Failure) {
+	defer recoverFrom("the end of a group that has failed by a panic")
+	g.declareFailure(f)
 }
 
 // fault prints the stack of a recovered panic and returns the failure that describes it.

@@ -1,8 +1,12 @@
 package pgbackend
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
+	"weak"
+
+	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
@@ -44,6 +48,15 @@ func TestPanicOfTheWatch(t *testing.T) {
 	g.peerDied(1)
 	g.members = before
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "internal error on rank 0")
+}
+
+// What may run until the process ends, as the release of tokens does, keeps no group, and its panics end no process.
+func TestGuardThatOutlivesItsGroup(t *testing.T) {
+	g := &Group{}
+	group, guard := weak.Make(g), g.lastingGuard()
+	runtime.GC()
+	require.Nil(t, group.Value())
+	guard(func() { panic("a fault for the test") })
 }
 
 // A panic of an observer harms no group.

@@ -36,7 +36,7 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 			}
 			g.fail(f)
 		},
-		Guard: g.guard,
+		Guard: g.lastingGuard(),
 	}, others, without, g.process.vendors, openAccess)
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -81,10 +82,61 @@ func TestPanicOfAnEngine(t *testing.T) {
 	openAccess = func(runner.Call, coll.Op) (device.Access, error) { return launching{rank: int(next.Add(1))}, nil }
 	w := newWorld(t, 2)
 	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure {
-		for f := deviceSum(g, 10); ; f = sum(g, 10) {
-			if f != nil && f.Status != coll.Invalid {
-				return f
-			}
+		f := deviceSum(g, 10)
+		for end := time.Now().Add(opTimeout); (f == nil || f.Status == coll.Invalid) && time.Now().Before(end); {
+			f = sum(g, 10)
 		}
+		return f
 	}), coll.Internal, "internal error on rank 0", "a fault for the test")
+}
+
+// relapsing is an engine that panics again while the group that it has made fail is taken down.
+type relapsing struct {
+	engine.Engine
+	panics *atomic.Bool
+}
+
+func (r relapsing) Abort() {
+	if r.panics.Load() {
+		panic("a second fault for the test")
+	}
+	r.Engine.Abort()
+}
+
+// The recovery from a panic takes the group down, which calls what has panicked. The group has failed with the first reason on all ranks, and
+// the process goes on, whether the panic was on a goroutine or in a call.
+func TestPanicOfARecovery(t *testing.T) {
+	var panics atomic.Bool
+	testEngines(t, nil)
+	deviceEngines["nccl"] = registeredEngine{
+		absent: func(*Group) error { return nil },
+		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+			others := g.stagedEngine(run)
+			return relapsing{g.vendorEngine(vendor.Calls(namedLibrary{}), run, others, others), &panics}, nil
+		},
+	}
+	real := openAccess
+	t.Cleanup(func() { openAccess = real })
+	openAccess = func(runner.Call, coll.Op) (device.Access, error) { return nil, device.ErrCaptured }
+	for name, begin := range map[string]func(g *Group){
+		"on a goroutine": func(g *Group) { g.guard(func() { panic("a fault for the test") }) },
+		"in a call": func(g *Group) {
+			var f *coll.Failure
+			defer g.recoverInto(&f)
+			panic("a fault for the test")
+		},
+		"that serves all groups": func(g *Group) {
+			defer g.process.recoverAll()
+			panic("a fault for the test")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			w.eachFailure(func(g *Group) *coll.Failure { return deviceSum(g, 10) }) // opens the lane
+			panics.Store(true)
+			begin(w.groups[0])
+			panics.Store(false)
+			expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "internal error on rank 0: a fault for the test")
+		})
+	}
 }

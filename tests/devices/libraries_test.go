@@ -242,6 +242,27 @@ func TestCommunicatorsOfAFailedJoin(t *testing.T) {
 	})
 }
 
+// A call that returns a communicator when its rank has given the join up leaves none: the thread that is in the call ends it.
+func TestACommunicatorThatComesLate(t *testing.T) {
+	plans := map[string][2]string{"ascend": {"HcclGetCommAsyncError@1=#21", "HcclCommInitRootInfo@1=late#1"},
+		"cambricon": {"cnclGetCommAsyncError@1=#22", "cnclInitComms@1=late#1"}}
+	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "EMULATOR_FAULTS="+plans[v.name][0])
+		variables[1] = append(variables[1], "EMULATOR_FAULTS="+plans[v.name][1])
+		all(t, 2, only(v), variables, func(r *rank) {
+			if f := r.sum(); f != nil {
+				t.Fatal(f.Message)
+			}
+			if r.has(engines[v.name]) {
+				t.Error("the library has carried out an operation")
+			}
+			r.recorded(ends[v.name], r.rank)
+			require.NoError(t, r.group.Destroy())
+		})
+	})
+}
+
 // Ranks that call different operations find out before a kernel waits.
 func TestRanksOfALibraryDiffer(t *testing.T) {
 	eachVendor(t, func(t *testing.T, v vendor) {

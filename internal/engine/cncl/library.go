@@ -67,7 +67,7 @@ func (Library) NewID() ([]byte, error) {
 }
 
 // Join implements vendor.Library.
-func (Library) Join(id []byte, size, rank int, run func(f func())) (vendor.Communicator, error) {
+func (Library) Join(id []byte, size, rank int, g vendor.Group) (vendor.Communicator, error) {
 	if len(id) != C.sizeof_cncl_id {
 		return nil, fmt.Errorf("the clique id of rank 0 has %d bytes, expected %d", len(id), C.sizeof_cncl_id)
 	}
@@ -75,14 +75,17 @@ func (Library) Join(id []byte, size, rank int, run func(f func())) (vendor.Commu
 	if err != nil {
 		return nil, err
 	}
-	c := &communicator{thread: vendor.NewThread(run, func() error { return cambricon.Use(on) }), rank: rank}
+	c := &communicator{thread: vendor.NewThread(g, func() error { return cambricon.Use(on) }), rank: rank}
+	c.abortOnce = sync.OnceValue(func() bool { return C.call_cnclAbortComm(c.handle()) == 0 })
 	clique := C.CBytes(id)
 	c.thread.Begin(func() error {
 		defer C.free(clique)
 		var made C.uintptr_t
 		devices, ranks := C.int(on), C.int(rank)
 		err := failed("cnclInitComms", C.call_cnclInitComms(&made, 1, &devices, &ranks, C.int(size), clique))
-		c.c.Store(uintptr(made))
+		if err == nil { // after an error nothing says what the handle is
+			c.c.Store(uintptr(made))
+		}
 		return err
 	})
 	return c, nil
@@ -90,10 +93,10 @@ func (Library) Join(id []byte, size, rank int, run func(f func())) (vendor.Commu
 
 // communicator implements vendor.Communicator.
 type communicator struct {
-	thread  *vendor.Thread
-	c       atomic.Uintptr // 0: the ranks have not joined, or the communicator was freed
-	aborted atomic.Bool
-	rank    int
+	thread    *vendor.Thread
+	c         atomic.Uintptr // 0: the ranks have not joined, or the communicator was freed
+	abortOnce func() bool    // cnclAbortComm, which a communicator gets once; each caller waits for it and gets its result
+	rank      int
 }
 
 func (c *communicator) handle() C.uintptr_t { return C.uintptr_t(c.c.Load()) }
@@ -162,16 +165,12 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 // Abort implements vendor.Communicator. A communicator that is being made has no kernels, and the thread may wait for peers for good. If
 // the call returns one nevertheless, the thread aborts it.
 func (c *communicator) Abort() bool {
-	c.thread.Stop(func() { c.abortOnce() })
-	return c.abortOnce()
+	c.thread.Stop(func() { c.abort() })
+	return c.abort()
 }
 
-func (c *communicator) abortOnce() bool {
-	if c.c.Load() == 0 || c.aborted.Swap(true) {
-		return true
-	}
-	return C.call_cnclAbortComm(c.handle()) == 0
-}
+// abort aborts the communicator, if there is one, and reports whether none is left.
+func (c *communicator) abort() bool { return c.c.Load() == 0 || c.abortOnce() }
 
 // Settled implements vendor.Communicator.
 func (c *communicator) Settled() bool { return c.thread.Ended() }

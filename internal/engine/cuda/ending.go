@@ -45,13 +45,26 @@ func (m *member) Release(idle func() bool) {
 	m.releaseOnce()
 	m.releasing.Add(1)
 	m.stuck.Store(true) // until the stream is known to have ended
+	end := time.Now().Add(releaseBound)
 	go m.guard(func() {
-		defer m.releasing.Done()
-		for end := time.Now().Add(releaseBound); !idle() && time.Now().Before(end); time.Sleep(releaseEvery) {
-			m.releaseOnce()
-		}
+		known := false
+		defer func() {
+			m.releasing.Done()
+			if !known { // idle has panicked, and the stream waits all the same. Its memory stays allocated, because stuck stays true
+				go m.guard(func() { m.releaseUntil(end, func() bool { return false }) })
+			}
+		}()
+		m.releaseUntil(end, idle)
 		m.stuck.Store(!idle())
+		known = true
 	})
+}
+
+// releaseUntil stores what ends all waits until the stream is through, or for a time.
+func (m *member) releaseUntil(end time.Time, through func() bool) {
+	for ; !through() && time.Now().Before(end); time.Sleep(releaseEvery) {
+		m.releaseOnce()
+	}
 }
 
 // releaseOnce stores what ends all waits.
@@ -80,7 +93,7 @@ func (m *member) releaseTokens(ranks []int) {
 var released = tokenSetter{more: make(chan struct{}, 1)}
 
 // tokenSetter sets the tokens of all members on one goroutine, which begins with the first of them. A panic makes the group of the member
-// fail for which it was at work, whose tokens are set no more.
+// fail for which it was at work, whose tokens are set no more. That group is taken down on the goroutine, and another one sets tokens on.
 type tokenSetter struct {
 	mu      sync.Mutex
 	members []*member
@@ -93,7 +106,7 @@ func (s *tokenSetter) add(m *member) {
 	first := len(s.members) == 1
 	s.mu.Unlock()
 	if first {
-		go m.guard(s.run)
+		go s.run()
 		return
 	}
 	select {
@@ -116,12 +129,34 @@ func (s *tokenSetter) run() {
 		s.mu.Unlock()
 		pause = min(2*pause, idleTokens)
 		for _, m := range list {
-			if m.setTokensGuarded() {
+			changed, whole := s.set(m)
+			if !whole {
+				return
+			}
+			if changed {
 				pause = busyTokens
 			}
 		}
 		timer.Reset(pause)
 	}
+}
+
+// set sets the tokens of a member. After a panic, which it reports, run goes on, on a goroutine of its own.
+func (s *tokenSetter) set(m *member) (changed, whole bool) {
+	if m.captures.broken {
+		return false, true
+	}
+	m.guard(func() {
+		defer func() {
+			if !whole {
+				m.captures.broken = true
+				go s.run()
+			}
+		}()
+		changed = m.setTokens()
+		whole = true
+	})
+	return changed, whole
 }
 
 func (m *member) otherRanks() (list []int) {
@@ -148,19 +183,6 @@ func (m *member) setTokens() (changed bool) {
 			}
 		}
 	}
-	return changed
-}
-
-// setTokensGuarded is setTokens, and nothing once that has panicked. Requires: the goroutine that sets tokens.
-func (m *member) setTokensGuarded() (changed bool) {
-	if m.captures.broken {
-		return false
-	}
-	m.captures.broken = true
-	m.guard(func() {
-		changed = m.setTokens()
-		m.captures.broken = false
-	})
 	return changed
 }
 

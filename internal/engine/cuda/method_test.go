@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,34 +13,38 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// joinBoth lets two ranks join, and returns their members and why they cannot join.
-func joinBoth(t *testing.T, drivers [2]*fakeDriver) (members [2]vendor.Member, why [2]error) {
-	t.Helper()
+var errExchange = errors.New("the group has failed")
+
+// joinBoth lets two ranks join, and returns their members, why they cannot join, and the errors of exchanges. The exchange for the purpose that
+// fails is one.
+func joinBoth(drivers [2]*fakeDriver, fails string) (members [2]vendor.Member, why, failed [2]error) {
 	var to [2]chan []byte
 	for rank := range to {
 		to[rank] = make(chan []byte, 1)
 	}
-	done := make(chan error, 2)
+	done := make(chan struct{}, 2)
 	for rank, d := range drivers {
 		m := New([]shmem.Method{shmem.Proc}, Links{Choose: func(seats []vendor.Seat, _ int) *algo.DeviceChoices { return sameDevice(len(seats)) }})
 		m.open = func(int) (driver, error) { return d, nil }
 		j := vendor.Joining{Group: of(rank), Seats: make([]vendor.Seat, 2)}
-		j.Exchange = func(_ string, mine []byte) ([][]byte, error) {
+		j.Exchange = func(purpose string, mine []byte) ([][]byte, error) {
+			if purpose == fails {
+				return nil, errExchange
+			}
 			to[1-rank] <- mine
 			all := [][]byte{mine, mine}
 			all[1-rank] = <-to[rank]
 			return all, nil
 		}
 		go func() {
-			var err error
-			members[rank], why[rank], err = m.Join(j)
-			done <- err
+			members[rank], why[rank], failed[rank] = m.Join(j)
+			done <- struct{}{}
 		}()
 	}
 	for range drivers {
-		require.NoError(t, <-done)
+		<-done
 	}
-	return members, why
+	return members, why, failed
 }
 
 // lodged returns the bytes of the inboxes that groups have.
@@ -53,6 +58,18 @@ func lodged() (bytes int64) {
 		bytes -= length * int64(len(list))
 	}
 	return bytes
+}
+
+// joins returns how many joins have arenas whose peers may map them.
+func joins() (n int) {
+	homes.mu.Lock()
+	defer homes.mu.Unlock()
+	for _, h := range homes.list {
+		h.publishing.Lock()
+		n += h.joins
+		h.publishing.Unlock()
+	}
+	return n
 }
 
 // forLater returns how many slots of a driver are kept for later groups.
@@ -84,13 +101,42 @@ func TestWhatAFailedJoinGivesBack(t *testing.T) {
 			require.NoError(t, err)
 			one.leave()
 			before := lodged()
-			members, why := joinBoth(t, drivers)
+			members, why, failed := joinBoth(drivers, "")
+			require.Equal(t, [2]error{}, failed)
 			require.Equal(t, [2]vendor.Member{}, members)
 			require.NoError(t, why[0])
 			require.ErrorContains(t, why[1], c.why)
 			require.Equal(t, before, lodged(), "inboxes")
 			for rank, d := range drivers {
 				require.Equal(t, d.shared.Load()+d.opened.Load(), d.released.Load()+d.forLater(t)+d.handles.Load(), "slots of rank %d", rank)
+			}
+		})
+	}
+}
+
+// Where the group fails during a join, each rank has its memory back when its peers have closed it, and withdraws its socket then.
+func TestWhatAJoinGivesBackWhenTheGroupFails(t *testing.T) {
+	refused := errors.New("refused")
+	for purpose, second := range map[string]*fakeDriver{
+		"opening of slots":      {},
+		"end of a join of cuda": {refusesToOpen: map[device.Sharing]error{device.ByFile: refused, device.ByHandle: refused}},
+	} {
+		t.Run(purpose, func(t *testing.T) {
+			drivers := [2]*fakeDriver{{}, second}
+			one, err := lodge(inboxBytes(2)) // so that an arena is there
+			require.NoError(t, err)
+			one.leave()
+			before, underWay := lodged(), joins()
+			members, _, failed := joinBoth(drivers, purpose)
+			require.Equal(t, [2]vendor.Member{}, members)
+			require.Equal(t, [2]error{errExchange, errExchange}, failed)
+			require.Eventually(t, func() bool { return lodged() == before }, 10*time.Second, time.Millisecond, "inboxes")
+			require.Eventually(t, func() bool { return joins() == underWay }, 10*time.Second, time.Millisecond, "joins")
+			for rank, d := range drivers {
+				back := func() bool {
+					return d.shared.Load()+d.opened.Load() == d.released.Load()+d.forLater(t)+d.handles.Load()
+				}
+				require.Eventually(t, back, 10*time.Second, time.Millisecond, "slots of rank %d", rank)
 			}
 		})
 	}

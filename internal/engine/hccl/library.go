@@ -66,17 +66,19 @@ func (Library) NewID() ([]byte, error) {
 }
 
 // Join implements vendor.Library.
-func (Library) Join(id []byte, size, rank int, run func(f func())) (vendor.Communicator, error) {
+func (Library) Join(id []byte, size, rank int, g vendor.Group) (vendor.Communicator, error) {
 	if len(id) != C.hccl_root_bytes {
 		return nil, fmt.Errorf("the root info of rank 0 has %d bytes, expected %d", len(id), C.hccl_root_bytes)
 	}
-	c := &communicator{thread: vendor.NewThread(run, ascend.Inherit()), rank: rank}
+	c := &communicator{thread: vendor.NewThread(g, ascend.Inherit()), rank: rank}
 	root := C.CBytes(id)
 	c.thread.Begin(func() error {
 		defer C.free(root)
 		var made C.uintptr_t
 		err := failed("HcclCommInitRootInfo", C.call_HcclCommInitRootInfo(C.uint32_t(size), root, C.uint32_t(rank), &made))
-		c.c.Store(uintptr(made))
+		if err == nil { // after an error HCCL may leave the handle of a communicator that it has destroyed
+			c.c.Store(uintptr(made))
+		}
 		return err
 	})
 	return c, nil

@@ -179,7 +179,7 @@ func (Library) NewID() ([]byte, error) {
 }
 
 // Join implements vendor.Library.
-func (Library) Join(id []byte, size, rank int, _ func(f func())) (vendor.Communicator, error) {
+func (Library) Join(id []byte, size, rank int, _ vendor.Group) (vendor.Communicator, error) {
 	if len(id) != C.sizeof_scn_id {
 		return nil, fmt.Errorf("the unique id of rank 0 has %d bytes, expected %d", len(id), C.sizeof_scn_id)
 	}

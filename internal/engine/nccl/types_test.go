@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/engine/vendor"
 )
 
 // NCCL carries out a reduction of every type as the table says, and the rest is left to another engine.
@@ -152,6 +153,6 @@ func TestNVIDIAsLibrary(t *testing.T) {
 	id, err := Library{}.NewID()
 	require.NoError(t, err)
 	require.Len(t, id, 128)
-	_, err = Library{}.Join(id[1:], 2, 0, nil)
+	_, err = Library{}.Join(id[1:], 2, 0, vendor.Group{})
 	require.ErrorContains(t, err, "has 127 bytes")
 }

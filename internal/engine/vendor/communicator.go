@@ -32,7 +32,8 @@ type communicator struct {
 	mu     sync.Mutex    // held during each call of joined, none of which waits, except for that which ends it
 	joined Member        // nil: the ranks do without the library on this device
 	ending atomic.Bool   // an abort or the end has begun, and no other call follows
-	ended  chan struct{} // closed when that is over, unless kernels are left
+	ended  chan struct{} // closed when that is over
+	whole  bool          // nothing of it is left then; set before
 	stop   chan struct{} // closed by close, for the watch
 
 	last    atomic.Pointer[use] // of the newest operation
@@ -157,24 +158,33 @@ func (c *communicator) ends(how func() bool) {
 	c.engine.pool.ending.Add(1)
 	c.engine.group.Go(func() {
 		defer c.engine.pool.ending.Add(-1)
-		ended := true // without the device there is nothing to end
+		defer close(c.ended)
+		whole := true // without the device there is nothing to end
 		_ = c.current(func() error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			ended = how()
+			whole = false // if it panics
+			whole = how()
 			return nil
 		})
-		if ended {
-			close(c.ended)
-		}
+		c.whole = whole
 	})
 }
 
+// awaitWhole waits for the end of the communicator, and reports whether nothing is left that uses its stream and its memory.
+func (c *communicator) awaitWhole() bool {
+	<-c.ended
+	return c.whole
+}
+
 // abort begins to end the kernels, which may have peers that do not come.
-func (c *communicator) abort() {
+func (c *communicator) abort() { c.abortBy(c.joined.Abort) }
+
+// abortBy is abort with a call of its own. Release may panic, and the communicator is ended all the same: no other call would.
+func (c *communicator) abortBy(how func() bool) {
 	if !c.ending.Swap(true) {
-		c.joined.Release(c.idle)
-		c.ends(c.joined.Abort)
+		c.engine.group.Guard(func() { c.joined.Release(c.idle) })
+		c.ends(how)
 	}
 }
 
@@ -236,7 +246,9 @@ func (c *communicator) close() {
 	c.engine.group.Go(func() {
 		runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
 		defer runtime.UnlockOSThread()
-		<-c.ended
+		if !c.awaitWhole() {
+			return
+		}
 		for sleep := firstSleep; !c.idle(); sleep = min(2*sleep, watchEvery) { // the stream may stand behind a late one of the caller
 			time.Sleep(sleep)
 		}
@@ -250,11 +262,17 @@ func (c *communicator) close() {
 // Requires: no operation was called.
 func (c *communicator) forsake() {
 	if m := c.joined; m != nil {
-		c.abort()
+		c.abortBy(func() bool { // as in destroy: a library may free memory of the device, which waits for all streams
+			if c.engine.library() {
+				c.awaitQuiet(quietBound)
+			}
+			return m.Abort()
+		})
 		c.joined = nil
 		c.engine.group.Go(func() {
-			<-c.ended
-			m.Free()
+			if c.awaitWhole() {
+				m.Free()
+			}
 		})
 	}
 	if c.current != nil { // it has a stream

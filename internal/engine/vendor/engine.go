@@ -3,6 +3,8 @@ package vendor
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -118,7 +120,7 @@ func (e *Engine) beEarly(call runner.Call, op coll.Op) error {
 	done := make(chan struct{})
 	e.group.Go(func() {
 		defer close(done)
-		e.earlyCalls(op.Device)
+		e.group.Guard(func() { e.earlyCalls(op.Device) })
 	})
 	if err := wait(call, done, e.gone); err != nil {
 		return err
@@ -304,14 +306,19 @@ func (e *Engine) errorOf(op coll.Op, err error) error {
 // when they free their memory.
 func (e *Engine) Abort() {
 	e.without.Abort()
+	for _, c := range e.goDown() {
+		c.down()
+	}
+}
+
+// goDown notes that the group is down, and returns the communicators that were known by then.
+func (e *Engine) goDown() []*communicator {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.down.Swap(true) {
 		close(e.gone)
 	}
-	for _, c := range e.known {
-		c.down()
-	}
+	return slices.Collect(maps.Values(e.known)) // their Release may panic, whose recovery comes here again
 }
 
 // Close implements engine.Engine.

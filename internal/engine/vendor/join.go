@@ -86,24 +86,29 @@ func (e *Engine) makingOn(on coll.Device, access device.Access) *making {
 	c := &communicator{engine: e, ended: make(chan struct{}), stop: make(chan struct{})}
 	mine := e.seatOn(c, access, on)
 	e.group.Go(func() {
-		defer close(m.done)
-		err := e.settle(c, mine, later)
-		e.mu.Lock()
-		delete(e.making, on)
-		if err == nil {
-			e.known[on] = c
-		}
-		e.mu.Unlock()
-		m.c, m.err = c, err
-		if err != nil || c.joined == nil {
-			return
-		}
-		e.group.Go(c.watch)
-		if e.down.Load() { // a group that goes down sets this, then looks for communicators; it may be freed by now
-			c.abort()
-		}
+		defer close(m.done) // behind the guard: a panic is the group's failure before the caller has an error to make one of
+		e.group.Guard(func() { e.make(m, c, on, mine, later) })
 	})
 	return m
+}
+
+// make makes the communicator of a device.
+func (e *Engine) make(m *making, c *communicator, on coll.Device, mine Seat, later bool) {
+	err := e.settle(c, mine, later)
+	e.mu.Lock()
+	delete(e.making, on)
+	if err == nil {
+		e.known[on] = c
+	}
+	e.mu.Unlock()
+	m.c, m.err = c, err
+	if err != nil || c.joined == nil {
+		return
+	}
+	e.group.Go(c.watch)
+	if e.down.Load() { // a group that goes down sets this, then looks for communicators; it may be freed by now
+		c.abort()
+	}
 }
 
 // seatOn finds out whether this rank can use the library on a device, and takes a stream there.
@@ -140,12 +145,16 @@ func (e *Engine) settle(c *communicator, mine Seat, later bool) error {
 	e.joining.Lock()
 	defer e.joining.Unlock()
 	reasons, failed, err := e.refused, false, error(nil)
+	use := false // not after a panic either
+	defer func() {
+		if !use {
+			c.forsake()
+		}
+	}()
 	if reasons == nil {
 		reasons, failed, err = e.join(c, mine, later)
 	}
-	if err != nil || lacks(reasons) {
-		c.forsake()
-	}
+	use = err == nil && !lacks(reasons)
 	if err != nil {
 		return err
 	}

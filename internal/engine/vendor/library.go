@@ -29,8 +29,8 @@ type Library interface {
 	NewID() ([]byte, error)
 
 	// Join makes this rank's side of a communicator on the device that is current. It waits for no peer: State reports when the
-	// communicator can be used. Its goroutines are those of run (Group.Go).
-	Join(id []byte, size, rank int, run func(f func())) (Communicator, error)
+	// communicator can be used. Its goroutines are those of the group (Group.Go).
+	Join(id []byte, size, rank int, g Group) (Communicator, error)
 }
 
 // GraphLibrary is a Library whose calls can be made in a stream that is being captured, where the ranks are connected for them.

@@ -139,7 +139,7 @@ func (c calls) Join(j Joining) (m Member, why, err error) {
 	}
 	caller := caller{library: c.Library, rank: j.Rank, size: j.Size}
 	why = j.Current(func() (err error) {
-		caller.Communicator, err = c.Library.Join(all[0], j.Size, j.Rank, j.Go)
+		caller.Communicator, err = c.Library.Join(all[0], j.Size, j.Rank, j.Group)
 		return err
 	})
 	if why != nil {

@@ -6,7 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
+	"sagecomm/internal/engine/staged"
 )
 
 // alone is a group of which a test needs nothing but goroutines.
@@ -34,6 +36,16 @@ func (broken) Abort() bool          { panic("abort") }
 func (broken) Destroy()             { panic("destroy") }
 func (broken) Free()                { panic("free") }
 
+// unreleased is a member whose waits cannot be ended, and which is aborted nevertheless.
+type unreleased struct {
+	broken
+	aborted chan struct{}
+}
+
+func (unreleased) Release(func() bool) { panic("release") }
+func (u unreleased) Abort() bool       { close(u.aborted); return true }
+func (unreleased) Free()               {}
+
 // freed is a member that ends, and then panics.
 type freed struct{ broken }
 
@@ -44,7 +56,8 @@ type brokenMemory struct{ device.Memory }
 
 func (brokenMemory) Release() { panic("release") }
 
-// A panic on a goroutine of an engine fails the group. It would end the process otherwise. Nobody waits for what has panicked.
+// A panic on a goroutine of an engine fails the group. It would end the process otherwise. Nobody waits for what has panicked: neither a process
+// that ends, nor a goroutine.
 func TestPanicsOfGoroutines(t *testing.T) {
 	for name, c := range map[string]struct {
 		member Member
@@ -75,19 +88,74 @@ func TestPanicsOfGoroutines(t *testing.T) {
 			require.Equal(t, c.want, <-panics)
 			p.Wait()
 			require.Zero(t, p.ending.Load())
+			if at.ending.Load() {
+				require.Equal(t, c.member == freed{}, at.awaitWhole())
+			}
 		})
 	}
 }
 
-// A panic of a call is the error of the call, which the communicator reports, and no later call waits.
+// A communicator whose waits cannot be ended is aborted all the same, and so are the others of its group.
+func TestPanicOfARelease(t *testing.T) {
+	group, panics := guarded()
+	others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
+	e := New(nil, group, others, others, NewPool(), nil)
+	e.group.Failed = func() bool { return true }
+	var members [2]unreleased
+	for i := range members {
+		members[i].aborted = make(chan struct{})
+		e.known[coll.Device{Index: i}] = &communicator{engine: e, joined: members[i], ended: make(chan struct{}), current: func(f func() error) error { return f() }}
+	}
+	e.Abort()
+	for _, m := range members {
+		require.Equal(t, "release", <-panics)
+		<-m.aborted
+	}
+}
+
+// joins is a method whose member panics when it is asked how far it is.
+type joins struct {
+	Method
+	member Member
+}
+
+func (joins) Name() string                              { return "joins" }
+func (joins) Compare(seats []Seat) []string             { return make([]string, len(seats)) }
+func (j joins) Join(Joining) (m Member, why, err error) { return j.member, nil, nil }
+
+// A panic in a join leaves no member, and the caller has an error when the group has failed by it.
+func TestPanicOfAJoin(t *testing.T) {
+	group, panics := guarded()
+	group.Exchange = func(_ string, mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }
+	group.Timeout = func() time.Duration { return time.Minute }
+	member := unreleased{aborted: make(chan struct{})}
+	e := New(joins{member: member}, group, nil, nil, NewPool(), nil)
+	m := &making{done: make(chan struct{})}
+	c := &communicator{engine: e, ended: make(chan struct{}), current: func(f func() error) error { return f() }}
+	e.group.Guard(func() { e.make(m, c, coll.Device{}, Seat{}, false) })
+	require.Equal(t, "release", <-panics)
+	require.Equal(t, "state", <-panics)
+	<-member.aborted
+	require.Nil(t, c.joined)
+	require.Len(t, e.pool.streams[c.place], 1)
+}
+
+// A panic of a call makes the group fail. Then the call has an error, which the communicator reports, and no later call waits.
 func TestPanicOfAThread(t *testing.T) {
 	group, panics := guarded()
-	thread := NewThread(group.Go, func() error { return nil })
+	recovered := make(chan struct{})
+	guard := group.Guard
+	group.Guard = func(f func()) { guard(f); <-recovered }
+	thread := NewThread(group, func() error { return nil })
 	thread.Begin(func() error { panic("a call") })
 	require.Equal(t, "a call", <-panics)
+	queued, err := thread.State()
+	require.False(t, queued)
+	require.NoError(t, err, "the group has not failed yet")
+	close(recovered)
 	<-thread.Over()
-	_, err := thread.State()
-	require.ErrorContains(t, err, "internal error: a call")
+	_, err = thread.State()
+	require.ErrorIs(t, err, errPanic)
 	for range 5 {
 		thread.Begin(func() error { t.Error("a call after a panic"); return nil })
 	}

@@ -1,7 +1,7 @@
 package vendor
 
 import (
-	"fmt"
+	"errors"
 	"runtime"
 	"sync/atomic"
 )
@@ -16,25 +16,29 @@ type Thread struct {
 	over   chan struct{}         // closed when nothing is called any more
 }
 
-// NewThread makes a thread on a goroutine of run. use is called on it first, to make its device the current one. A panic of a call is the
-// error of this call, and goes on to run.
-func NewThread(run func(f func()), use func() error) *Thread {
+var errPanic = errors.New("internal error in a call of the library")
+
+// NewThread makes a thread on a goroutine of a group. use is called on it first, to make its device the current one. A panic of a call makes
+// the group fail, and then the call has an error, so that nobody makes that the group's failure.
+func NewThread(g Group, use func() error) *Thread {
 	t := &Thread{calls: make(chan func() error, 2), over: make(chan struct{})}
 	t.Begin(use)
-	run(t.serve)
+	g.Go(func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		defer close(t.over)
+		whole := false
+		g.Guard(func() {
+			t.serve()
+			whole = true
+		})
+		if !whole {
+			t.failed.CompareAndSwap(nil, &errPanic)
+		}
+	})
 	return t
 }
 
 func (t *Thread) serve() {
-	runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-	defer close(t.over)
-	defer func() {
-		if r := recover(); r != nil {
-			err := fmt.Errorf("internal error: %v", r)
-			t.failed.CompareAndSwap(nil, &err)
-			panic(r)
-		}
-	}()
 	for f := range t.calls {
 		if t.failed.Load() == nil {
 			if err := f(); err != nil {

@@ -10,7 +10,7 @@ import (
 // A call that waits holds up its thread alone, and after a call that has failed no other is made.
 func TestThread(t *testing.T) {
 	used, let := make(chan struct{}), make(chan struct{})
-	thread := NewThread(alone.Go, func() error { close(used); return nil })
+	thread := NewThread(alone, func() error { close(used); return nil })
 	<-used
 	thread.Begin(func() error { <-let; return nil })
 	idle, err := thread.State()
@@ -31,7 +31,7 @@ func TestThread(t *testing.T) {
 // A thread that is stopped in a call makes no other one. What it has to do last comes behind the call, and nobody waits for that.
 func TestThreadThatIsStoppedInACall(t *testing.T) {
 	in, let, calls := make(chan struct{}), make(chan struct{}), 0
-	thread := NewThread(alone.Go, func() error { return nil })
+	thread := NewThread(alone, func() error { return nil })
 	thread.Begin(func() error { close(in); <-let; calls++; return nil })
 	<-in
 	thread.Begin(func() error { t.Error("a call behind that which was stopped"); return nil })

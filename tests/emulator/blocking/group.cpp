@@ -45,7 +45,9 @@ ncclResult_t join(const fake_nccl::Address &address, int ranks, int rank, StateP
     std::lock_guard lock(state->mutex);
     result = look(*state);
   }
-  if (result == ncclSuccess) *made = state;
+  if (result != ncclSuccess) return result;
+  if (emulator::late_code() != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+  *made = state;
   return result;
 }
 

@@ -5,6 +5,8 @@
 // queued at its end. The state of a communicator is the result itself: 0x06 is no error. There is no AVG, and no double.
 #include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 
@@ -38,6 +40,15 @@ struct Id {
 struct Comm {
   blocking::StatePointer state;
 };
+
+// What a failed call leaves in the caller's handle: a communicator that was deleted. Whoever uses it ends the process.
+Comm deleted;
+
+Comm *alive(Comm *comm) {
+  if (comm != &deleted) return comm;
+  fputs("a communicator is used that CNCL has deleted\n", stderr);
+  abort();
+}
 
 std::mutex mutex;
 std::set<uint64_t> joined;  // cliques of this process
@@ -90,6 +101,7 @@ bool reduces(int type) { return type != 0x21 && (type <= 0x30); }
 cnclResult_t call(Comm *comm, blocking::Kind kind, const void *from, void *to, size_t count, int type, int op, int root,
                   void *queue) {
   REQUIRE(comm != nullptr, null_pointer);
+  alive(comm);
   ncclDataType_t of{};
   REQUIRE(type_of(type, &of) && op >= 0 && op <= 3 && root >= 0 && root < comm->state->ranks, arguments);
   const bool p2p = kind == blocking::Kind::send || kind == blocking::Kind::recv;
@@ -142,6 +154,7 @@ cnclResult_t cnclGetCliqueId(Id *id) {
 }
 
 cnclResult_t cnclInitComms(Comm **comms, int n, const int *devices, const int *ranks, int size, const Id *id) {
+  if (comms != nullptr && n > 0) comms[0] = &deleted;
   BEGIN(comms, n, devices, ranks, size, id);
   REQUIRE(comms != nullptr && devices != nullptr && ranks != nullptr && id != nullptr, null_pointer);
   REQUIRE(n == 1, unsupported);  // of this emulator
@@ -164,7 +177,7 @@ cnclResult_t cnclInitComms(Comm **comms, int n, const int *devices, const int *r
 cnclResult_t cnclFreeComm(Comm *comm) {
   BEGIN(comm);
   REQUIRE(comm != nullptr, arguments);
-  leave(*comm->state);
+  leave(*alive(comm)->state);
   while (!alone(*comm->state) && !comm->state->aborted) usleep(1000);
   return result(blocking::finish(comm->state));
 }
@@ -172,12 +185,13 @@ cnclResult_t cnclFreeComm(Comm *comm) {
 cnclResult_t cnclAbortComm(Comm *comm) {
   BEGIN(comm);
   REQUIRE(comm != nullptr, arguments);
-  comm->state->aborted = true;
+  alive(comm)->state->aborted = true;
   return success;
 }
 
 cnclResult_t cnclGetCommAsyncError(Comm *comm) {
   REQUIRE(comm != nullptr, arguments);
+  alive(comm);
   cnclResult_t planned = success;
   if (!begins(__func__, &planned)) return planned;
   return comm->state->me().done[fake_nccl::called].load() == comm->state->called.all ? success : async_in_progress;

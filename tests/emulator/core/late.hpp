@@ -1,4 +1,4 @@
-// late.hpp is for skins of libraries that may queue kernels behind an error: the rule `late#N` of a fault plan.
+// late.hpp is for skins of libraries that may queue kernels behind an error, or make communicators that nobody waits for: the rule `late#N` of a fault plan.
 #pragma once
 
 namespace emulator {

@@ -5,6 +5,8 @@
 // It is as strict as the documentation: a thread needs a current device, the root info has 4108 bytes, all functions may wait for
 // peers, a broadcast has one buffer, reductions have the types of the series A2 and A3, a batch has no item for its own rank, and nothing
 // ends a kernel whose peers do not come: HcclCommDestroy() waits for it.
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "../blocking/group.hpp"
@@ -41,6 +43,15 @@ struct Comm {
   blocking::StatePointer state;
 };
 
+// What a failed call leaves in the caller's handle, as HCCL may: a communicator that it has deleted. Whoever uses it ends the process.
+Comm deleted;
+
+Comm *alive(void *comm) {
+  if (comm != &deleted) return static_cast<Comm *>(comm);
+  fputs("a communicator is used that HCCL has deleted\n", stderr);
+  abort();
+}
+
 HcclResult result(ncclResult_t of) {
   constexpr HcclResult results[] = {success, runtime, tcp_connect, internal, para, para, remote};
   return results[of];
@@ -76,7 +87,7 @@ HcclResult call(void *comm, blocking::Kind kind, const void *from, void *to, uin
                 uint32_t root, void *stream) {
   REQUIRE(comm != nullptr && from != nullptr && to != nullptr, ptr);
   REQUIRE(type >= 0 && type < types_n, para);
-  const blocking::StatePointer &state = static_cast<Comm *>(comm)->state;
+  const blocking::StatePointer &state = alive(comm)->state;
   REQUIRE(root < static_cast<uint32_t>(state->ranks), para);
   const int late = emulator::late_code();
   const HcclResult issued = result(blocking::issue(
@@ -124,6 +135,7 @@ HcclResult HcclGetRootInfo(void *root) {
 }
 
 HcclResult HcclCommInitRootInfo(uint32_t ranks, const void *root, uint32_t rank, void **comm) {
+  if (comm != nullptr) *comm = &deleted;
   BEGIN(ranks, root, rank, comm);
   REQUIRE(root != nullptr && comm != nullptr, ptr);
   REQUIRE(static_cast<const char *>(root)[root_bytes - 1] == last, para);
@@ -139,13 +151,14 @@ HcclResult HcclCommInitRootInfo(uint32_t ranks, const void *root, uint32_t rank,
 HcclResult HcclCommDestroy(void *comm) {
   BEGIN(comm);
   REQUIRE(comm != nullptr, ptr);
-  HcclResult finished = result(blocking::finish(static_cast<Comm *>(comm)->state));
+  HcclResult finished = result(blocking::finish(alive(comm)->state));
   delete static_cast<Comm *>(comm);
   return finished;
 }
 
 HcclResult HcclGetCommAsyncError(void *comm, HcclResult *error) {
   if (comm == nullptr || error == nullptr) return ptr;
+  alive(comm);
   HcclResult planned = success;
   *error = begins(__func__, &planned) ? success : planned;
   return success;
@@ -182,7 +195,7 @@ HcclResult HcclReduceScatter(void *from, void *to, uint64_t recv_count, int type
 HcclResult HcclBatchSendRecv(Item *items, uint32_t n, void *comm, void *stream) {
   BEGIN(items, n, comm, stream);
   REQUIRE(items != nullptr && comm != nullptr, ptr);
-  const blocking::StatePointer &state = static_cast<Comm *>(comm)->state;
+  const blocking::StatePointer &state = alive(comm)->state;
   std::vector<blocking::Operation> operations;
   for (uint32_t i = 0; i < n; i++) {
     const Item &one = items[i];
