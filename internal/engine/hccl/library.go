@@ -162,9 +162,10 @@ func (c *communicator) exchange(calls []vendor.Call, stream uintptr) error {
 	return failed("HcclBatchSendRecv", C.call_HcclBatchSendRecv(&items[0], C.uint32_t(len(items)), c.handle(), C.uintptr_t(stream)))
 }
 
-// Abort implements vendor.Communicator. HCCL has no call that ends kernels whose peers do not come, and HcclCommDestroy waits for them. A
-// communicator that no operation has used has no kernels, so it is destroyed. If the call that makes it has not returned, nothing ends that
-// but HCCL's own timeout (HCCL_CONNECT_TIMEOUT): the thread destroys what it may make then, and nobody waits for it.
+// Abort implements vendor.Communicator. HCCL has no call that ends kernels whose peers do not come, and HcclCommDestroy waits for them, or
+// returns HCCL_E_AGAIN beside another call (CANN 8.0), or has no rule for that (before). A communicator that no operation has used has no kernels, so it is
+// destroyed. If the call that makes it has not returned, nothing ends that but HCCL's own timeout (HCCL_CONNECT_TIMEOUT): the thread destroys what
+// it may make then, and nobody waits for it.
 func (c *communicator) Abort() bool {
 	if c.used {
 		c.thread.Stop(nil)

@@ -91,12 +91,12 @@ func (c *graphCaller) Capture(op coll.Op, b Buffers, stream device.Stream, _ uin
 // the graphs then.
 func (c *graphCaller) Abort() bool {
 	if !c.any.Load() {
-		return c.Communicator.Abort()
+		return c.abort()
 	}
 	ended := make(chan bool, 1)
 	c.group.Go(func() {
 		_ = c.device.Current(func() error {
-			ended <- c.Communicator.Abort()
+			ended <- c.abort()
 			return nil
 		})
 	})
@@ -108,12 +108,31 @@ func (c *graphCaller) Abort() bool {
 	}
 }
 
+func (c *graphCaller) abort() (ended bool) {
+	c.relaxed(func() { ended = c.Communicator.Abort() })
+	return ended
+}
+
+// relaxed calls f, in which the library gives memory back. It comes at any time, also while another thread of the process captures, whose
+// capture that would break.
+func (c *graphCaller) relaxed(f func()) {
+	called := false
+	_ = c.device.Relaxed(func() error {
+		called = true
+		f()
+		return nil
+	})
+	if !called { // the driver refuses, and so does the library, whose part is to be given back all the same
+		f()
+	}
+}
+
 // Destroy implements Member. A communicator that graphs use is not destroyed. When its peers need it no more, it is aborted, so that a
 // graph that is launched later does not wait for them for ever. A process that ends waits for that: graphs of peers may be running, for which
 // threads of this process still send what its kernels have left to them.
 func (c *graphCaller) Destroy() {
 	if !c.any.Load() {
-		c.Communicator.Destroy()
+		c.relaxed(c.Communicator.Destroy)
 		return
 	}
 	sleep := time.Millisecond

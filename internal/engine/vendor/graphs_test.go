@@ -1,6 +1,7 @@
 package vendor
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,11 +22,51 @@ func (graphLibrary) Reduction(coll.ReduceOp, coll.DataType) (Reduction, bool) {
 	return Reduction{Element: Element{Bytes: 4}}, true
 }
 
-func (graphLibrary) Capturer(int) (device.Capturer, error) { return currentDevice{}, nil }
+func (graphLibrary) Capturer(int) (device.Capturer, error) { return &currentDevice{}, nil }
 
-type currentDevice struct{ device.Capturer }
+// currentDevice notes whether captures allow all calls.
+type currentDevice struct {
+	device.Capturer
+	relaxed bool
+	refuses error
+}
 
-func (currentDevice) Current(f func() error) error { return f() }
+func (d *currentDevice) Current(f func() error) error { return f() }
+
+func (d *currentDevice) Relaxed(f func() error) error {
+	if d.refuses != nil {
+		return d.refuses
+	}
+	d.relaxed = true
+	defer func() { d.relaxed = false }()
+	return f()
+}
+
+// The library ends a communicator while captures of other threads allow that, or where the driver does not answer.
+func TestTheEndOfACommunicatorBesideACapture(t *testing.T) {
+	for _, refuses := range []error{nil, errors.New("refused")} {
+		for _, abort := range []bool{false, true} {
+			d, calls := &currentDevice{refuses: refuses}, 0
+			end := func() { require.Equal(t, refuses == nil, d.relaxed); calls++ }
+			m := &graphCaller{caller: caller{Communicator: ending{end: end}}, device: d}
+			if abort {
+				require.True(t, m.Abort())
+			} else {
+				m.Destroy()
+			}
+			require.Equal(t, 1, calls)
+			require.False(t, d.relaxed)
+		}
+	}
+}
+
+type ending struct {
+	Communicator
+	end func()
+}
+
+func (e ending) Abort() bool { e.end(); return true }
+func (e ending) Destroy()    { e.end() }
 
 // graphs is a communicator whose abort waits until its graphs are gone.
 type graphs struct {
