@@ -214,9 +214,13 @@ type ends struct {
 	ended chan struct{}
 }
 
-func (e ends) Destroy() { close(e.ended) }
+func (e ends) Destroy()            { close(e.ended) }
+func (e ends) Abort() bool         { close(e.ended); return true }
+func (e ends) Release(func() bool) {}
+func (e ends) Free()               {}
 
-// The communicator of a library ends when no operation of any group waits for a peer, or after a bound. That of another method ends at once.
+// The communicator of a library ends when no operation of any group waits for a peer, or after a bound, also that of a join that has failed.
+// That of another method ends at once.
 func TestEndThatWaitsForQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, rt := NewPool(), newMemories(t)
@@ -248,6 +252,15 @@ func TestEndThatWaitsForQuiet(t *testing.T) {
 		require.NoError(t, err)
 		began := time.Now()
 		<-ending(Calls(nil))
+		require.InDelta(t, quietBound, time.Since(began), float64(quietBound)/10)
+
+		others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
+		c := &communicator{engine: New(Calls(nil), alone, others, others, p, nil), joined: ends{ended: make(chan struct{})}, ended: make(chan struct{}),
+			current: func(f func() error) error { return f() }}
+		forsaken := c.joined.(ends).ended
+		began = time.Now()
+		c.forsake()
+		<-forsaken
 		require.InDelta(t, quietBound, time.Since(began), float64(quietBound)/10)
 	})
 }
