@@ -136,7 +136,7 @@ func TestPanicOfARecovery(t *testing.T) {
 			panics.Store(true)
 			begin(w.groups[0])
 			panics.Store(false)
-			expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "internal error on rank 0: a fault for the test")
+			expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "internal error on rank", ": a fault for the test")
 		})
 	}
 }
