@@ -88,12 +88,15 @@ func TestAnAbortOfALibrary(t *testing.T) {
 	eachVendor(t, func(t *testing.T, v vendor) {
 		all(t, 2, only(v), nil, func(r *rank) {
 			r.begin()
+			store, err := bootstrap.NewFileStore(os.Getenv(storeVariable))
+			require.NoError(t, err)
 			if r.rank == 0 {
 				data := r.put(elements(coll.Float32, input(coll.Float32, 0, n)))
 				w, f := r.issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, [][]byte{data}, [][]byte{data})
 				require.Nil(t, f)
 				began := time.Now()
 				r.group.Abort("for the test")
+				require.NoError(t, store.Set("aborted", nil))
 				for done := false; f == nil && !done; {
 					done, f = w.Wait(time.Second)
 				}
@@ -106,6 +109,8 @@ func TestAnAbortOfALibrary(t *testing.T) {
 					r.call(v.synchronize, r.stream)
 				}
 			} else {
+				_, err := store.Get("aborted", opBound)
+				require.NoError(t, err)
 				r.fails()
 			}
 			_ = r.group.Destroy()
