@@ -6,7 +6,9 @@
 #include <string>
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/COW.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "annotate.hpp"
@@ -30,6 +32,21 @@ bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
   }
   streams.push_back(stream);
   return true;
+}
+
+// Takes the memory of a storage away from whoever would free it. Memory that is copied when it is written has several owners, of which one
+// more is made and never goes.
+void leakMemory(const c10::Storage& storage) {
+  if (!storage || storage.data_ptr().get_context() == nullptr) { // it owns none
+    return;
+  }
+  c10::StorageImpl& owner = *storage.unsafeGetStorageImpl();
+  if (c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) {
+    static_cast<void>(c10::impl::cow::lazy_clone_storage(owner).release());
+    return;
+  }
+  c10::DataPtr lasting(storage.data_ptr().get(), storage.device());
+  static_cast<void>(owner.set_data_ptr(std::move(lasting)).release_context());
 }
 
 } // namespace
@@ -74,6 +91,7 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.device_name = deviceName_.c_str();
   bridge_.stream_handle = &streamHandle;
   bridge_.interrupted = &interrupted;
+  bridge_.keep = &keepMemory;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
   op.device_index = device_.index();
@@ -353,15 +371,8 @@ int32_t DeviceWork::interrupted(void* ctx) noexcept {
   return self.raised_ ? -1 : 0;
 }
 
-// With stream 0 commands may still come that use the tensors, behind all events that the allocator would wait for.
 int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
-    if (stream == 0) {
-      for (const at::Tensor& t : w.tensors_) {
-        static_cast<void>(at::Tensor(t).unsafeReleaseIntrusivePtr().release()); // a reference that nobody gives back
-      }
-      return;
-    }
     const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
     w.use(in);
@@ -380,6 +391,16 @@ int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noe
       w.broken_ = std::current_exception();
       w.endEvents_.clear();
       throw;
+    }
+  });
+}
+
+// Commands may still come that use the tensors' memory, behind all events that the allocator would wait for. So the allocator does not get it
+// back, also if the storage is resized. Tensors stay as they are.
+int32_t DeviceWork::keepMemory(void* ctx, char* why, size_t n) noexcept {
+  return call(ctx, why, n, [](const DeviceWork& w) {
+    for (const at::Tensor& t : w.tensors_) {
+      leakMemory(t.storage());
     }
   });
 }

@@ -109,6 +109,7 @@ class DeviceWork {
   static int32_t streamHandle(void* ctx, uint64_t stream, void** handle, char* why, size_t n) noexcept;
   static int32_t interrupted(void* ctx) noexcept;
   static int32_t joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
+  static int32_t keepMemory(void* ctx, char* why, size_t n) noexcept;
   static int32_t joinLater(
       void* ctx,
       uint64_t stream,

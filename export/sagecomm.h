@@ -137,7 +137,7 @@ typedef struct sagecomm_copy {
  * issue() returns. They queue commands and wait for no device. They return 0, or -1 with a text in
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
-  uint32_t struct_size; /* sizeof(sagecomm_bridge) */
+  uint32_t struct_size; /* sizeof(sagecomm_bridge); `keep` came last */
   /* 0: the caller's stream is not being captured into a graph. SAGECOMM_CAPTURED: it is. Other values: the framework cannot
    * tell, so the library asks the device's runtime. */
   uint32_t may_be_captured;
@@ -159,9 +159,7 @@ typedef struct sagecomm_bridge {
    * numbers it as make_stream() does. Fails if the framework cannot order such a stream. */
   int32_t (*adopt_stream)(void *ctx, void *handle, uint64_t *stream, char *why, size_t why_n);
   /* One of the next two ends what the library queues, once for each part of a coalesced operation. They come last.
-   * join(): the operation ends with what the stream holds now, so the caller can wait for it in a stream at once. With stream 0
-   * it says that the buffers are in use until the process ends: the operation has failed, and a vendor's library is in a call that may
-   * still queue commands for it. */
+   * join(): the operation ends with what the stream holds now, so the caller can wait for it in a stream at once. */
   int32_t (*join)(void *ctx, uint64_t stream, char *why, size_t why_n);
   /* join_later(): when the operation is complete, the caller of issue() queues these copies into the device in the
    * stream, if the status is OK, and then a write of `value` to `word`, with which pinned memory is the library's again.
@@ -179,6 +177,10 @@ typedef struct sagecomm_bridge {
    * handles signals that have come meanwhile. It returns 0 to go on. Any other value ends the wait: issue() fails, or the operation
    * does if it was announced to peers. */
   int32_t (*interrupted)(void *ctx);
+  /* The buffers of the operation are in use until the process ends: nobody may free them or use them for something else. The operation has
+   * failed, and a vendor's library (NCCL, HCCL, CNCL) may still queue commands for it. Called in front of join(), if at all. It may be
+   * absent (struct_size) or NULL, or fail. Then the library prints a warning, and the caller has to keep the buffers. */
+  int32_t (*keep)(void *ctx, char *why, size_t why_n);
 } sagecomm_bridge;
 
 /* One call of one collective or p2p operation. Fill with zeros first. */

@@ -36,6 +36,7 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 			}
 			g.fail(f)
 		},
+		Warn:  func(err error) { observe.Warn("group %q: %v", g.title(), err) },
 		Guard: g.lastingGuard(),
 	}, others, without, g.process.vendors, openAccess)
 }

@@ -141,11 +141,11 @@ static int32_t unused(void *ctx, void *a, uint64_t *b, char *why, size_t why_n) 
   return -1;
 }
 
-/* A bridge that lacks any of its functions but unpin() is refused, and none of the others is called. */
+/* A bridge that lacks any of its functions but unpin() and keep() is refused, and none of the others is called. */
 static void bridges_that_lack_a_function(sagecomm_group group, void *stream) {
   enum { FIRST = offsetof(sagecomm_bridge, make_stream), EACH = sizeof(void (*)(void)) };
   sagecomm_segment piece = {&piece, 4}; /* never read */
-  for (size_t lacking = FIRST; lacking < sizeof(sagecomm_bridge); lacking += EACH) {
+  for (size_t lacking = FIRST; lacking < offsetof(sagecomm_bridge, keep); lacking += EACH) {
     if (lacking == offsetof(sagecomm_bridge, unpin) || lacking == offsetof(sagecomm_bridge, device_name)) continue;
     sagecomm_bridge bridge = {.struct_size = sizeof bridge};
     for (size_t at = FIRST; at < sizeof bridge; at += EACH) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/bootstrap"
@@ -249,8 +250,8 @@ func TestCommunicatorsOfAFailedJoin(t *testing.T) {
 
 // A call that returns a communicator when its rank has given the join up leaves none: the thread that is in the call ends it.
 func TestACommunicatorThatComesLate(t *testing.T) {
-	plans := map[string][2]string{"ascend": {"HcclGetCommAsyncError@1=#21", "HcclCommInitRootInfo@1=late#1"},
-		"cambricon": {"cnclGetCommAsyncError@1=#22", "cnclInitComms@1=late#1"}}
+	plans := map[string][2]string{"ascend": {"HcclGetCommAsyncError@1=#21", "HcclCommInitRootInfo@1=late#0@1000"},
+		"cambricon": {"cnclGetCommAsyncError@1=#22", "cnclInitComms@1=late#0@1000"}}
 	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
 	eachVendor(t, func(t *testing.T, v vendor) {
 		variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "EMULATOR_FAULTS="+plans[v.name][0])
@@ -384,13 +385,16 @@ func TestEachFailingCallOfALibrary(t *testing.T) {
 	})
 }
 
-// recorded waits until the library of a rank has got a call. Variables of the ranks are those of recordedIn.
-func (r *rank) recorded(call string, of int) {
+// recorded waits until the library of a rank has got a call, on any goroutine. Variables of the ranks are those of recordedIn.
+func (r *rank) recorded(call string, of int) bool {
 	path := os.Getenv("EMULATOR_CALLS")
-	require.Eventually(r.t, func() bool {
-		text, err := os.ReadFile(fmt.Sprint(path[:len(path)-1], of))
-		return err == nil && strings.Contains(string(text), call+" ")
-	}, opBound, time.Millisecond)
+	for end := time.Now().Add(opBound); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if text, err := os.ReadFile(fmt.Sprint(path[:len(path)-1], of)); err == nil && strings.Contains(string(text), call+" ") {
+			return true
+		}
+	}
+	r.t.Errorf("rank %d has not called %s", of, call)
+	return false
 }
 
 // recordedIn gives two ranks files for their calls, and more variables to rank 0.
@@ -398,27 +402,39 @@ func recordedIn(path string, more ...string) map[int][]string {
 	return map[int][]string{0: append(more, "EMULATOR_CALLS="+path+"0"), 1: {"EMULATOR_CALLS=" + path + "1"}}
 }
 
-// abortedIn issues an operation, which is aborted when the libraries of ranks are in the call for it.
-func (r *rank) abortedIn(call string, op coll.Op, data []byte, ranks ...int) {
+// abortedIn issues an operation, which is aborted when the libraries of ranks are in the call for it. It returns how often the library had asked
+// for signals by then. Late calls of a rank that has EMULATOR_LATE_UNTIL go on when the abort has begun.
+func (r *rank) abortedIn(call string, op coll.Op, data []byte, ranks ...int) (asked int) {
 	r.t.Helper()
+	over := make(chan struct{})
 	go func() {
+		defer close(over)
 		for _, of := range ranks {
 			r.recorded(call, of)
 		}
+		if r.bridged {
+			asked = r.Asked()
+		}
 		r.group.Abort("for the test")
+		if file := os.Getenv("EMULATOR_LATE_UNTIL"); file != "" {
+			assert.NoError(r.t, os.WriteFile(file, nil, 0o600))
+		}
 	}()
 	f := r.finish(r.issue(op, [][]byte{data}, [][]byte{data}))
 	if f == nil || f.Status != coll.Aborted {
 		r.t.Errorf("%+v", f)
 	}
+	<-over
+	return asked
 }
 
 // A library that is in a call when the operation fails queues a kernel later. The end of the operation comes behind that: whoever uses the
 // buffers next waits for it.
 func TestKernelsThatComeLate(t *testing.T) {
-	rules := map[string]string{"ascend": "HcclReduce@1=late#4", "cambricon": "cnclReduce@1=late#1"}
+	rules := map[string]string{"ascend": "HcclReduce@1=late#4@100", "cambricon": "cnclReduce@1=late#1@100"}
 	eachVendor(t, func(t *testing.T, v vendor) {
-		variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "EMULATOR_FAULTS="+rules[v.name])
+		at := t.TempDir()
+		variables := recordedIn(filepath.Join(at, "calls"), "EMULATOR_FAULTS="+rules[v.name], "EMULATOR_LATE_UNTIL="+filepath.Join(at, "aborted"))
 		all(t, 2, only(v), variables, func(r *rank) {
 			r.begin()
 			data := r.put(elements(coll.Float32, input(coll.Float32, r.rank, n)))
@@ -445,26 +461,47 @@ func TestKernelsThatComeLate(t *testing.T) {
 }
 
 // HCCL has no end for a call that waits for a peer. The operation fails all the same, and its buffers are kept, because the call may still
-// queue a kernel for them.
+// queue a kernel for them. Where nobody keeps them, the user is told. Signals are handled until the wait for the call is given up.
 func TestBuffersOfACallThatWaits(t *testing.T) {
-	v := vendors[0]
-	variables := recordedIn(filepath.Join(t.TempDir(), "calls"), bridgeVariable+"=1")
-	all(t, 2, only(v), variables, func(r *rank) {
-		r.begin()
-		store, err := bootstrap.NewFileStore(os.Getenv(storeVariable))
-		require.NoError(t, err)
-		if r.rank == 0 {
-			data := r.put(elements(coll.Float32, input(coll.Float32, r.rank, n)))
-			require.False(t, r.Kept())
-			r.abortedIn("HcclReduce", coll.Op{Kind: coll.Reduce, Type: coll.Float32}, data, 0)
-			require.True(t, r.Kept())
-			require.NoError(t, store.Set("kept", nil))
-		} else {
-			_, err := store.Get("kept", opBound)
-			require.NoError(t, err)
-		}
-		_ = r.group.Destroy()
-	})
+	v, kept := vendors[0], ". Do not free the buffers of this operation"
+	for name, c := range map[string]struct {
+		bridge  string
+		change  func(r *rank)
+		warning string
+	}{
+		"kept":             {bridgeVariable + "=1", func(*rank) {}, ""},
+		"refused":          {bridgeVariable + "=1", func(r *rank) { r.RefusesToKeep() }, "the framework cannot keep the buffers: the framework frees what it likes" + kept},
+		"an older bridge":  {bridgeVariable + "=1", func(r *rank) { r.IsOlder() }, "sagecomm_op.bridge has no function `keep`" + kept},
+		"without a bridge": {bridgeVariable + "=", func(*rank) {}, "no access to the streams of the device (sagecomm_op.bridge)" + kept},
+	} {
+		t.Run(name, func(t *testing.T) {
+			variables := recordedIn(filepath.Join(t.TempDir(), "calls"), c.bridge)
+			list := ranks(t, 2, only(v), variables, func(r *rank) {
+				r.begin()
+				store, err := bootstrap.NewFileStore(os.Getenv(storeVariable))
+				require.NoError(t, err)
+				if r.rank == 0 {
+					data := r.put(elements(coll.Float32, input(coll.Float32, r.rank, n)))
+					c.change(r)
+					asked := r.abortedIn("HcclReduce", coll.Op{Kind: coll.Reduce, Type: coll.Float32}, data, 0)
+					if r.bridged {
+						require.Equal(t, name == "kept", r.Kept())
+						require.Greater(t, r.Asked(), asked+4, "a second has 20 times to ask")
+					}
+					require.NoError(t, store.Set("kept", nil))
+				} else {
+					_, err := store.Get("kept", opBound)
+					require.NoError(t, err)
+				}
+				_ = r.group.Destroy()
+			})
+			for i, o := range list {
+				if o.err != nil || !strings.Contains(o.output, ran) || strings.Contains(o.output, kept) != (i == 0 && c.warning != "") || !strings.Contains(o.output, c.warning) && i == 0 {
+					t.Errorf("rank %d: %v\n%s", i, o.err, o.output)
+				}
+			}
+		})
+	}
 }
 
 // Two threads use a communicator each, and nothing of one gets into the other's calls.

@@ -49,12 +49,19 @@ PYTHON = {
     "handlers": ["tests/python/test_nccl_waits.py", "-k", "handler"],
     "unwritten": ["tests/python/test_cuda_engine.py", "-k", "written"],
     "exits": ["tests/python/test_endings.py", "-k", "futures_end"],
+    "kept": [
+        "tests/python/test_nccl_engine.py",
+        "tests/python/test_nccl_graphs.py",
+        "-k",
+        "behind_an_error or beside_graphs or capture_fails or running",
+    ],
     "scripted": ["tests/python/test_shim_work.py", "-k", "written"],
     "vendors": ["tests/python/test_vendor_devices.py", "-k", "launch and (calls or waits)"],
 }
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
     "pools": ["./internal/engine/staged", "./internal/engine/vendor", "-run", "TwoThreads|ThatIsIssued|WaitsForQuiet"],
+    "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 import fake_cuda
 import sagecomm
 from device_nccl import calls, device, join_group, raised, ranks, same
+from device_programs import held
 
 Step = Callable[[], Any]
 CHUNK = 2 << 20  # bytes of a slot of captured operations
@@ -441,6 +443,79 @@ def destroyed(rank: int, size: int, store: str) -> str:
     else:
         told.set("done", "")
     return fake_cuda.report() if fake_cuda.report_count() else ""
+
+
+def failure(call: Step) -> str:
+    try:
+        call()
+    except dist.DistBackendError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nothing was raised")
+
+
+def eager_fails(rank: int, size: int, store: str) -> str:
+    """An operation outside of graphs fails on a communicator that graphs use, whose abort waits for them. Nothing of
+    the operation comes any more, so its memory is given back. Graphs go on."""
+    begin(rank, size, store)
+    case = Case("all_reduce", 1000)
+    graph = graph_of(case.issue)
+    tensors = [torch.ones(1_000_000, device=device())]
+    torch.cuda.synchronize()
+    if rank == 0:
+        assert fake_cuda.emulator().emulator_plan(b"ncclGroupEnd@1=#3") == 0
+    text = failure(lambda: dist.all_reduce(tensors[0], async_op=True).wait(timedelta(seconds=30)))
+    taken = torch.cuda.memory_allocated()
+    tensors.clear()
+    begun = time.monotonic()
+    while torch.cuda.memory_allocated() > taken - 4_000_000:  # a thread of the host lets go of the tensor
+        assert time.monotonic() < begun + 10, "the memory is kept"
+        time.sleep(0.001)
+    graph.replay()
+    torch.cuda.synchronize()
+    fake_cuda.check()
+    return text
+
+
+def capture_fails(rank: int, size: int, store: str) -> str:
+    """A call in a capture returns an error, and a thread of the library queues its kernels later. They come before the
+    call of the collective raises: afterwards the stream is captured no more."""
+    begin(rank, size, store)
+    case, texts = Case("all_reduce", 1000), []
+    if rank == 0:
+        assert fake_cuda.emulator().emulator_plan(b"ncclGroupEnd@1=late#3@300") == 0
+
+        def fails() -> None:
+            texts.append(failure(case.issue))
+            assert "late kernels" in calls(), "they come behind the error"
+
+        graph_of(fails)
+    else:
+        graph_of(case.issue)
+        texts.append(raised(lambda: dist.all_reduce(torch.ones(1, device=device()))))
+    return str(texts[0])
+
+
+def running(rank: int, size: int, store: str) -> None:
+    """A graph is running when all ranks have destroyed the group. It is not cut at once."""
+    begin(rank, size, store)
+    case = Case("all_reduce", 1000)
+    graph = graph_of(case.issue)
+    case.fill(0)
+    told = c10d._get_default_store()
+    with held(torch.cuda.current_stream()):
+        graph.replay()
+        dist.destroy_process_group()
+        begun = time.monotonic()
+        told.set(f"rank {rank} has left", "")
+        told.wait([f"rank {other} has left" for other in range(size)])
+        looks = time.monotonic()
+        while time.monotonic() < looks + 0.5:
+            assert "Abort" not in calls() or time.monotonic() > begun + 4
+            time.sleep(0.01)  # between two looks
+    torch.cuda.synchronize()
+    if time.monotonic() < begun + 4:
+        same(case.output, sum(value(r, 0, 1000) for r in range(size)), "a graph that was running")
+        fake_cuda.check()
 
 
 def gone(rank: int, size: int, store: str) -> str:

@@ -278,17 +278,30 @@ def communicator_fails(rank: int, size: int, store: str) -> str:
 
 def kernels_come_late(rank: int, size: int, store: str, soon: bool) -> str:
     """A call of rank 0 returns an error, and a thread of the library queues its kernels when the communicator is
-    aborted. What uses the tensor afterwards comes behind them. If they do not come soon, nobody gets its memory."""
+    aborted. What uses the tensor afterwards comes behind them. If they do not come soon, nobody gets its memory, also
+    if its storage gives it back; but what autograd keeps for the tensor goes with it."""
     join_group(rank, size, store)
-    x = torch.ones(1000, device="cuda")
+    weights, saved = torch.ones(1000, device="cuda", requires_grad=True), torch.ones(1000, 1000, device="cuda")
+    x = (weights * saved).mean(0)
     dist.all_reduce(x)
     torch.cuda.synchronize()
-    text = raised(lambda: dist.all_reduce(x, async_op=True).wait(timedelta(seconds=30)))
+    text = ""
+    try:
+        dist.all_reduce(x, async_op=True).wait(timedelta(seconds=30))
+    except dist.DistBackendError as error:
+        text = f"{type(error).__name__}: {error}"
     if soon:
-        x.fill_(3)
-    before, x = x.data_ptr(), torch.empty(0)
+        x.detach().fill_(3)  # without a call that waits
+    before, taken = x.data_ptr(), torch.cuda.memory_allocated()
+    x.untyped_storage().resize_(0)
+    del x, weights, saved
     y = torch.full((1000,), 4.0, device="cuda")
     assert soon or rank > 0 or y.data_ptr() != before
+    begun = time.monotonic()
+    while torch.cuda.memory_allocated() > taken - 3_500_000:  # a thread of the host lets go of the tensors
+        assert time.monotonic() < begun + 10, (taken, torch.cuda.memory_allocated())
+        time.sleep(0.001)
+    assert raised(lambda: dist.all_reduce(y)).split(";")[0] == text.split(";")[0]
     if rank == 0:
         begun = time.monotonic()
         while "late kernels" not in calls():

@@ -78,7 +78,7 @@ def test_an_asynchronous_error(cuda_bed: CudaBed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("soon", [True, False])
 def test_kernels_that_come_behind_an_error(cuda_bed: CudaBed, tmp_path: Path, soon: bool) -> None:
-    plan = {0: f"ncclGroupEnd@2=late#{1 if soon else 3}"}
+    plan = {0: f"ncclGroupEnd@2=late#3@{100 if soon else 2500}"}
     function, store = "device_nccl:kernels_come_late", str(tmp_path / "store")
     children = [
         cuda_bed.start(function, r, 2, store, soon, EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS) for r in range(2)

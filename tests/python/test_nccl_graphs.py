@@ -67,6 +67,21 @@ def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> 
             assert f"rank {size - 1}" in text
 
 
+def test_an_operation_fails_beside_graphs(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_graphs:eager_fails", 2, **SETTINGS):
+        assert "rank 0" in text
+        assert "ncclGroupEnd" in text
+
+
+def test_a_capture_fails(cuda_bed: CudaBed) -> None:
+    for text in cuda_bed.ranks("device_graphs:capture_fails", 2, **SETTINGS):
+        assert "the capture has a part of the operation only: ncclGroupEnd" in text
+
+
+def test_a_graph_that_is_running(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_graphs:running", 2, **SETTINGS)
+
+
 @pytest.mark.long
 def test_an_abort(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_graphs:aborted", 3, **SETTINGS):

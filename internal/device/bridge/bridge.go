@@ -6,6 +6,7 @@ package bridge
 /*
 #cgo CFLAGS: -std=c11 -Wall -Wextra
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include "../../../export/sagecomm.h"
@@ -41,6 +42,10 @@ static int32_t adopt(const sagecomm_bridge *b, uintptr_t handle, uint64_t *strea
 static int32_t stream_handle(const sagecomm_bridge *b, uint64_t stream, uintptr_t *handle, char *why) {
   return b->stream_handle(b->ctx, stream, (void **)handle, why, WHY);
 }
+enum { LEAST_SIZE = offsetof(sagecomm_bridge, keep) };
+
+static bool has_keep(const sagecomm_bridge *b) { return b->struct_size > LEAST_SIZE && b->keep != NULL; }
+static int32_t keep(const sagecomm_bridge *b, char *why) { return b->keep(b->ctx, why, WHY); }
 static int32_t join(const sagecomm_bridge *b, uint64_t stream, char *why) {
   return b->join(b->ctx, stream, why, WHY);
 }
@@ -77,7 +82,7 @@ var (
 // New returns the bridge of an operation from sagecomm_op.bridge, or an error if the operation has none or it lacks a function.
 func New(table unsafe.Pointer) (*Bridge, error) {
 	b := &Bridge{c: (*C.sagecomm_bridge)(table)}
-	if b.c == nil || b.c.struct_size < C.sizeof_sagecomm_bridge {
+	if b.c == nil || b.c.struct_size < C.LEAST_SIZE {
 		return nil, errors.New("the caller gives no access to the streams of the device (sagecomm_op.bridge)")
 	}
 	if !C.complete(b.c) {
@@ -171,7 +176,12 @@ func (b *Bridge) Join(s device.Stream) error {
 }
 
 // Keep keeps the buffers of the operation until the process ends.
-func (b *Bridge) Keep() { _ = b.Join(device.Stream{}) }
+func (b *Bridge) Keep() error {
+	if !C.has_keep(b.c) {
+		return errors.New("sagecomm_op.bridge has no function `keep`")
+	}
+	return b.result("the framework cannot keep the buffers", C.keep(b.c, &b.why[0]))
+}
 
 // JoinLater implements device.Deferrer.
 func (b *Bridge) JoinLater(s device.Stream, e device.End) error {

@@ -193,7 +193,7 @@ func (Library) Join(id []byte, size, rank int, _ vendor.Group) (vendor.Communica
 // communicator implements vendor.Communicator. It does not block: State polls.
 type communicator struct {
 	c       C.scn_comm
-	aborted atomic.Bool
+	settled atomic.Bool // nothing is queued any more
 }
 
 // State implements vendor.Communicator.
@@ -242,18 +242,43 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 // names are those of the functions, by vendor.CallKind.
 var names = [...]string{"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "Send", "Recv"}
 
-// Abort implements vendor.Communicator. The call joins the thread of NCCL that queues kernels (ncclCommEnsureReady of its src/init.cc).
+// Abort implements vendor.Communicator. The call joins the thread of NCCL that queues kernels (ncclCommEnsureReady of its src/init.cc). Then it waits
+// for graphs and for the device, so what tells that the thread is through before comes first.
 func (c *communicator) Abort() bool {
+	c.awaitThread()
 	C.abort_all(c.c)
-	c.aborted.Store(true)
+	c.settled.Store(true)
 	return true
 }
 
+// threadBound bounds how long an abort waits for a thread that is queueing kernels. One that waits for peers ends by the abort.
+const threadBound = 50 * time.Millisecond
+
+// awaitThread waits until the thread of NCCL that queues kernels is through, as far as that is soon. Its last act is to set the result of the
+// communicator, which is "in progress" until then (groupLaunch of NCCL's src/group.cc).
+func (c *communicator) awaitThread() {
+	sleep := 20 * time.Microsecond
+	for end := time.Now().Add(threadBound); ; sleep = min(2*sleep, time.Millisecond) {
+		var state C.int
+		switch {
+		case C.async_error(c.c, &state) != C.SCN_SUCCESS:
+			return
+		case state != C.SCN_IN_PROGRESS:
+			c.settled.Store(true)
+			return
+		case time.Now().After(end):
+			return
+		}
+		time.Sleep(sleep)
+	}
+}
+
 // Settled implements vendor.Communicator.
-func (c *communicator) Settled() bool { return c.aborted.Load() }
+func (c *communicator) Settled() bool { return c.settled.Load() }
 
 // Destroy implements vendor.Communicator.
 func (c *communicator) Destroy() {
+	defer c.settled.Store(true)
 	if failed(C.finalize(c.c)) != nil || !c.finalized() {
 		C.abort_all(c.c)
 		return

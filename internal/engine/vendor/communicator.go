@@ -34,6 +34,7 @@ type communicator struct {
 	ending atomic.Bool   // an abort or the end has begun, and no other call follows
 	ended  chan struct{} // closed when that is over
 	whole  bool          // nothing of it is left then; set before
+	kept   atomic.Bool   // a command of a failed operation may come into the stream until the process ends
 	stop   chan struct{} // closed by close, for the watch
 
 	last    atomic.Pointer[use] // of the newest operation
@@ -188,14 +189,25 @@ func (c *communicator) abortBy(how func() bool) {
 	}
 }
 
-// settleBound bounds how long a caller whose operation has failed waits for the library. It is shorter than a failure may take to be raised.
-const settleBound = time.Second
+// A caller whose operation has failed waits for the library: shorter than a failure may take to be raised, and than a signal may, once there is one.
+const (
+	settleBound      = time.Second
+	interruptedBound = 100 * time.Millisecond
+)
 
-// settles waits until no command of the library comes into the stream any more, as far as that is soon. Requires: the end has begun.
-func (c *communicator) settles(bound time.Duration) bool {
-	sleep := firstSleep
-	for end := time.Now().Add(bound); !c.joined.Settled(); sleep = min(2*sleep, 10*time.Millisecond) {
-		if time.Now().After(end) {
+// settles waits until no command of the library comes any more, as far as that is soon, and handles signals meanwhile.
+// Requires: the end has begun; the thread of the call.
+func (c *communicator) settles(call runner.Call) bool {
+	goOn, interrupted, sleep := waitFor(call, nil), false, firstSleep
+	for end := time.Now().Add(settleBound); !c.joined.Settled(); sleep = min(2*sleep, 10*time.Millisecond) {
+		now := time.Now()
+		if !interrupted && goOn() != nil {
+			interrupted = true
+			if soon := now.Add(interruptedBound); soon.Before(end) {
+				end = soon
+			}
+		}
+		if now.After(end) {
 			return false
 		}
 		time.Sleep(sleep)
@@ -244,11 +256,11 @@ func (c *communicator) close() {
 	close(c.stop)
 	c.end(c.destroy)
 	c.engine.group.Go(func() {
-		runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
-		defer runtime.UnlockOSThread()
-		if !c.awaitWhole() {
+		if !c.awaitWhole() || c.kept.Load() { // nobody knows when the stream is through, whose gate nobody writes
 			return
 		}
+		runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
+		defer runtime.UnlockOSThread()
 		for sleep := firstSleep; !c.idle(); sleep = min(2*sleep, watchEvery) { // the stream may stand behind a late one of the caller
 			time.Sleep(sleep)
 		}

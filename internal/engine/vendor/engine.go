@@ -45,8 +45,13 @@ type Group struct {
 	// Fail makes the group fail. The error may be ErrInterrupted.
 	Fail func(err error)
 
+	// Warn prints what the user should know although no operation fails by it.
+	Warn func(err error)
+
 	// Guard calls a function. A panic of it makes the group fail, or is only printed where the group's memory is gone.
 	Guard func(f func())
+
+	exits func() bool // reports whether the process ends
 }
 
 // Go calls a function on a goroutine, in Guard. No engine has another goroutine: a panic in one would end the user's process.
@@ -86,6 +91,7 @@ var (
 // New returns the engine of a device lane. others carries out the operations that the method does not support. without is that engine,
 // or one that was made with it.
 func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
+	g.exits = func() bool { return pool.exits.Load() }
 	return &Engine{Engine: others, without: without, group: g, method: method, pool: pool, open: open, issuing: newTurn(),
 		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}, early: map[coll.Device]bool{},
 		gone: make(chan struct{})}
@@ -240,7 +246,7 @@ func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ord
 	c.last.Store(&gate)
 	e.group.Run.Begin() // records the call before the streams of the ranks meet
 	if err = e.enqueue(c, rt, order, gate, call, op); err != nil {
-		e.fail(c, rt, order, gate, call, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.method.Name(), err))
+		e.fail(c, rt, order, gate, call, op, fmt.Errorf("%s on %v: %s: %w", op.Name(), op.Device, e.method.Name(), err))
 	}
 	return nil
 }
@@ -278,19 +284,35 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 }
 
 // fail makes the group fail because an operation was numbered and not queued, or not known to be. What is queued uses the buffers until the
-// kernels are ended, so the operation ends with the stream, behind the last command that the library may queue: a thread of NCCL's, or a call
-// of HCCL or CNCL that waits for peers, may be about to. The group is down before the stream says that the operation is done. Where the
-// library is not through soon, nobody gets the buffers, the stream and the memory of the communicator any more.
-func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, call runner.Call, err error) {
+// kernels are ended, so the operation ends with the stream, behind the last command that the library may queue. The group is down before the
+// stream says that the operation is done.
+func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, call runner.Call, op coll.Op, err error) {
 	e.group.Fail(err)
-	c.abort() // peers do not join its kernels; no further call of the library begins
-	if c.settles(settleBound) {
+	if e.endNow(c, call, op) {
 		_ = rt.WriteValue(c.stream, gate.InputReady(), 1)
 		_ = rt.WriteValue(c.stream, gate.OutputTaken(), 1)
-	} else if b, err := bridge.New(call.Bridge()); err == nil {
-		b.Keep()
 	}
 	_ = order.Join(c.stream)
+}
+
+// endNow ends a communicator whose library may be about to queue commands of an operation that has failed: in a thread, as NCCL, or in a call that
+// waits for peers, as HCCL and CNCL. It reports whether none comes any more. Where the library is not through soon, nobody gets the buffers of the
+// operation, and the stream and the memory of the communicator, any more.
+// Requires: the thread of the call.
+func (e *Engine) endNow(c *communicator, call runner.Call, op coll.Op) bool {
+	c.abort() // peers do not join its kernels; no further call of the library begins
+	if c.settles(call) {
+		return true
+	}
+	c.kept.Store(true)
+	b, err := bridge.New(call.Bridge())
+	if err == nil {
+		err = b.Keep()
+	}
+	if err != nil {
+		e.group.Warn(fmt.Errorf("%w. Do not free the buffers of this operation: it has failed in a call that may still use them until the process ends", e.errorOf(op, err)))
+	}
+	return false
 }
 
 // refuse returns the error for a call that this rank may not make.

@@ -18,8 +18,9 @@ import (
 //     lives as long as they do.
 
 const (
-	graphsBound  = time.Second     // of the end of graphs in an abort; by then it has ended the kernels
-	graphsLinger = 5 * time.Second // of what a communicator in peace still does for its peers, if they do not leave before
+	graphsBound  = time.Second            // of the end of graphs in an abort
+	graphsLinger = 5 * time.Second        // of what a communicator in peace still does for graphs that are running
+	kernelsBound = 100 * time.Millisecond // of the beginning of its abort then, which ends the kernels
 )
 
 var errNotConnected = errors.New("the stream is being captured, and the ranks are not connected for this operation yet; call the same operation of the group once before the capture")
@@ -93,6 +94,11 @@ func (c *graphCaller) Abort() bool {
 	if !c.any.Load() {
 		return c.abort()
 	}
+	return c.abortWithin(graphsBound)
+}
+
+// abortWithin begins an abort, and reports whether all is ended before the bound is over.
+func (c *graphCaller) abortWithin(bound time.Duration) bool {
 	ended := make(chan bool, 1)
 	c.group.Go(func() {
 		_ = c.device.Current(func() error {
@@ -103,7 +109,7 @@ func (c *graphCaller) Abort() bool {
 	select {
 	case all := <-ended:
 		return all
-	case <-time.After(graphsBound):
+	case <-time.After(bound):
 		return false
 	}
 }
@@ -127,17 +133,21 @@ func (c *graphCaller) relaxed(f func()) {
 	}
 }
 
-// Destroy implements Member. A communicator that graphs use is not destroyed. When its peers need it no more, it is aborted, so that a
-// graph that is launched later does not wait for them for ever. A process that ends waits for that: graphs of peers may be running, for which
-// threads of this process still send what its kernels have left to them.
+// Destroy implements Member. A communicator that graphs use is not destroyed. It is aborted later, so that a graph that is launched then does
+// not wait for its peers for ever: not at once, since nobody tells when the graphs of this rank and of its peers that are running have ended.
+// In a process that ends, those of this rank are of no use any more. It waits for the peers only: threads of this process still send what its
+// kernels have left to them. The abort ends kernels at once, and the end of the graphs, which comes with their objects, is waited for by nobody.
 func (c *graphCaller) Destroy() {
 	if !c.any.Load() {
 		c.relaxed(c.Communicator.Destroy)
 		return
 	}
 	sleep := time.Millisecond
-	for end := time.Now().Add(graphsLinger); !c.group.Left() && time.Now().Before(end); sleep = min(2*sleep, 20*time.Millisecond) {
+	for end := time.Now().Add(graphsLinger); time.Now().Before(end); sleep = min(2*sleep, 20*time.Millisecond) {
+		if c.group.exits() && c.group.Left() {
+			break
+		}
 		time.Sleep(sleep)
 	}
-	c.Abort()
+	c.abortWithin(kernelsBound)
 }

@@ -2,6 +2,7 @@ package vendor
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,27 +181,41 @@ func TestTheEndOfACommunicatorWithGraphs(t *testing.T) {
 	require.True(t, g.destroyed)
 }
 
-// A communicator with graphs ends when all peers have left, or after a bound, and the end of the process waits for it: graphs of peers may need
-// what this process does for them.
+// A communicator with graphs ends after a bound, since graphs of this rank may be running. The end of the process does not wait for those, but
+// for peers that have not left: their graphs may need what this process does for them. Nobody waits for objects of graphs.
 func TestAProcessLingersForGraphsOfPeers(t *testing.T) {
-	for name, after := range map[string]time.Duration{"peers leave": graphsLinger / 2, "peers stay": time.Hour} {
+	for name, c := range map[string]struct{ left, exits, want time.Duration }{
+		"peers leave":                      {graphsLinger / 2, 0, graphsLinger / 2},
+		"peers have left":                  {0, 0, 0},
+		"peers stay":                       {time.Hour, 0, graphsLinger},
+		"the process goes on":              {0, time.Hour, graphsLinger},
+		"the process goes on for a moment": {0, graphsLinger / 2, graphsLinger / 2},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m, g := graphMember()
-				close(g.gone)
-				m.any.Store(true)
 				began := time.Now()
-				m.group.Left = func() bool { return time.Since(began) >= after }
+				group := alone
+				group.Left = func() bool { return time.Since(began) >= c.left }
 				p := NewPool()
 				others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
-				c := &communicator{engine: New(Calls(nil), alone, others, others, p, nil), joined: m, ended: make(chan struct{}), stop: make(chan struct{}),
-					current: func(f func() error) error { return f() }}
-				c.down()
-				p.Wait()
-				require.InDelta(t, min(after, graphsLinger), time.Since(began), float64(graphsLinger)/10)
+				e := New(Calls(nil), group, others, others, p, nil)
+				m, g := graphMember()
+				defer close(g.gone) // the graphs outlive it
+				m.group = e.group
+				m.any.Store(true)
+				of := &communicator{engine: e, joined: m, ended: make(chan struct{}), stop: make(chan struct{}), current: func(f func() error) error { return f() }}
+				of.down()
+				var process sync.WaitGroup
+				process.Go(func() {
+					time.Sleep(c.exits)
+					p.Wait()
+					require.InDelta(t, max(c.want, c.exits), time.Since(began), float64(graphsLinger)/10)
+				})
 				<-g.aborted
-				<-c.ended
+				require.InDelta(t, c.want, time.Since(began), float64(graphsLinger)/10)
+				<-of.ended
 				require.False(t, g.destroyed)
+				process.Wait()
 			})
 		})
 	}

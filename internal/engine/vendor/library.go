@@ -54,7 +54,7 @@ type Communicator interface {
 	// returns false where the library cannot end them: the stream and the buffers may then be in use until the process ends.
 	Abort() bool
 
-	// Settled reports, once Abort has begun, whether no command comes any more. It may be called beside Abort.
+	// Settled reports, once Abort or Destroy has begun, whether no command comes any more. It may be called beside them.
 	Settled() bool
 
 	// Destroy ends the communicator. Requires: its kernels are done.

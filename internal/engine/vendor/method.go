@@ -68,8 +68,8 @@ type Member interface {
 	// that cannot be ended: the stream and the buffers may then be in use until the process ends.
 	Abort() bool
 
-	// Settled reports, once Abort has begun, whether no command comes into the stream any more: a library may be in a call, or have a thread,
-	// that still queues some.
+	// Settled reports, once Abort or Destroy has begun, whether no command comes any more: a library may be in a call, or have a thread, that
+	// still queues some.
 	Settled() bool
 
 	// Destroy ends the communicator. Requires: what it has queued is done.

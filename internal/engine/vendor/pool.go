@@ -20,6 +20,7 @@ type Pool struct {
 	streams map[place][]device.Stream // that no communicator has
 
 	ending atomic.Int64 // communicators that are being ended
+	exits  atomic.Bool  // the process waits for them and ends then
 }
 
 // source is who allocates pinned memory: an implementation of device.Runtime, for devices of a type.
@@ -169,6 +170,7 @@ const exitBound = quietBound + graphsLinger + graphsBound + time.Second
 // Wait waits until the communicators have ended whose end has begun, for a short time: a process that ends must not take the driver
 // away from them.
 func (p *Pool) Wait() {
+	p.exits.Store(true)
 	for end := time.Now().Add(exitBound); p.ending.Load() > 0 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}

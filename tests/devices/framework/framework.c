@@ -1,6 +1,7 @@
 #include "framework.h"
 
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,8 @@ typedef struct entry {
 
 struct framework {
   sagecomm_bridge bridge;
-  bool ascend, keeps_handles, kept;
+  bool ascend, keeps_handles, kept, refuses;
+  int asked; /* whether a signal has come */
   uintptr_t caller, streams[most_streams];
   int streams_n;
   entry queue[most_entries];
@@ -124,10 +126,6 @@ static int32_t no_adoption(void *ctx, void *handle, uint64_t *stream, char *why,
 static int32_t join(void *ctx, uint64_t stream, char *why, size_t n) {
   framework *f = ctx;
   (void)why, (void)n;
-  if (stream == 0) {
-    f->kept = true;
-    return 0;
-  }
   f->joined = event_of(f);
   push(f, (entry){.what = record, .event = f->joined, .stream = f->streams[stream - 1]});
   return 0;
@@ -155,7 +153,18 @@ static int32_t stream_handle(void *ctx, uint64_t stream, void **handle, char *wh
 }
 
 static int32_t not_interrupted(void *ctx) {
-  (void)ctx;
+  framework *f = ctx;
+  __atomic_fetch_add(&f->asked, 1, __ATOMIC_RELAXED);
+  return 0;
+}
+
+static int32_t keep(void *ctx, char *why, size_t n) {
+  framework *f = ctx;
+  if (f->refuses) {
+    snprintf(why, n, "the framework frees what it likes");
+    return -1;
+  }
+  f->kept = true;
   return 0;
 }
 
@@ -188,13 +197,17 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
                                 .join_later = join_later,
                                 .device_name = device_name,
                                 .stream_handle = stream_handle,
-                                .interrupted = not_interrupted};
+                                .interrupted = not_interrupted,
+                                .keep = keep};
   return f;
 }
 
 const sagecomm_bridge *framework_bridge(framework *f) { return &f->bridge; }
 void framework_keeps_handles(framework *f, bool keeps) { f->keeps_handles = keeps; }
 bool framework_kept(const framework *f) { return f->kept; }
+int framework_asked(const framework *f) { return __atomic_load_n(&f->asked, __ATOMIC_RELAXED); }
+void framework_refuses_to_keep(framework *f) { f->refuses = true; }
+void framework_is_older(framework *f) { f->bridge.struct_size = offsetof(sagecomm_bridge, keep); }
 void framework_may_be_captured(framework *f) { f->bridge.may_be_captured = 1; }
 
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device) {

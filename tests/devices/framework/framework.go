@@ -33,6 +33,15 @@ func (f Framework) MayBeCaptured() { C.framework_may_be_captured(f.c) }
 // Kept reports whether the buffers of an operation are to be kept until the process ends.
 func (f Framework) Kept() bool { return bool(C.framework_kept(f.c)) }
 
+// Asked returns how often the library has asked whether a signal has come. Any goroutine may call it.
+func (f Framework) Asked() int { return int(C.framework_asked(f.c)) }
+
+// RefusesToKeep makes the framework keep no buffers.
+func (f Framework) RefusesToKeep() { C.framework_refuses_to_keep(f.c) }
+
+// IsOlder makes the framework one that knows of no buffers to keep.
+func (f Framework) IsOlder() { C.framework_is_older(f.c) }
+
 // Copy launches a copy in the caller's stream.
 func (f Framework) Copy(to, from uintptr, bytes int, toDevice bool) {
 	C.framework_copy(f.c, C.uintptr_t(to), C.uintptr_t(from), C.uintptr_t(bytes), C.bool(toDevice))

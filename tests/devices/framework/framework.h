@@ -20,6 +20,11 @@ void framework_keeps_handles(framework *f, bool keeps);
 void framework_may_be_captured(framework *f);
 /* Whether the buffers of an operation are to be kept until the process ends. */
 bool framework_kept(const framework *f);
+/* The framework keeps no buffers: it refuses, or its table is one of before there was a function for that. */
+void framework_refuses_to_keep(framework *f);
+void framework_is_older(framework *f);
+/* How often the library has asked whether a signal has come. */
+int framework_asked(const framework *f);
 /* Puts a copy into the caller's stream, by the queue. */
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device);
 /* Makes the caller's stream wait for the end of the operation, by the queue: for what join() was called with. */

@@ -1,7 +1,5 @@
 #include "group.hpp"
 
-#include "../core/late.hpp"
-
 #include <unistd.h>
 
 #include <chrono>
@@ -46,19 +44,20 @@ ncclResult_t join(const fake_nccl::Address &address, int ranks, int rank, StateP
     result = look(*state);
   }
   if (result != ncclSuccess) return result;
-  if (emulator::late_code() != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+  if (const auto late = emulator::take_late()) await_late(*late);
   *made = state;
   return result;
 }
 
-ncclResult_t issue(const StatePointer &state, const std::vector<Operation> &operations) {
+ncclResult_t issue(const StatePointer &state, const std::vector<Operation> &operations,
+                   const std::optional<emulator::Late> &late) {
   if (fake_nccl::current_device() != state->device) return ncclUnhandledCudaError;
   connect(*state, operations);
   while (!connected(*state, {operations.begin(), operations.end()})) {
-    if (state->aborted) return ncclRemoteError;
+    if (state->aborted && !late) return ncclRemoteError;
     pause();
   }
-  if (emulator::late_code() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  if (late) await_late(*late);
   {
     std::lock_guard lock(mutex);
     for (const Operation &one : operations) streams[state.get()].insert(one.stream);

@@ -2,6 +2,9 @@
 // ranks that it connects. Ranks, kernels and reductions are those of ../nccl.
 #pragma once
 
+#include <optional>
+
+#include "../core/late.hpp"
 #include "../nccl/communicator.hpp"
 
 namespace blocking {
@@ -12,8 +15,9 @@ using fake_nccl::StatePointer;
 
 // Returns when all ranks have joined. Requires: a device is current.
 ncclResult_t join(const fake_nccl::Address &address, int ranks, int rank, StatePointer *state);
-// Queues operations, after their ranks have connected.
-ncclResult_t issue(const StatePointer &state, const std::vector<Operation> &operations);
+// Queues operations, after their ranks have connected. A late call goes on in an abort, too.
+ncclResult_t issue(const StatePointer &state, const std::vector<Operation> &operations,
+                   const std::optional<emulator::Late> &late = std::nullopt);
 // Waits for the kernels of a communicator.
 ncclResult_t finish(const StatePointer &state);
 

@@ -11,7 +11,6 @@
 #include <set>
 
 #include "../blocking/group.hpp"
-#include "../core/late.hpp"
 #include "../skin/record.hpp"
 
 using cnclResult_t = int;
@@ -108,12 +107,13 @@ cnclResult_t call(Comm *comm, blocking::Kind kind, const void *from, void *to, s
   REQUIRE(!p2p || root != comm->state->rank, unsupported);
   REQUIRE(p2p || depth == 0, unsupported);
   const blocking::Operation one = blocking::operation(kind, from, to, count, of, op, root, queue);
-  if (const int late = emulator::late_code(); depth == 0 && late != 0) {
-    blocking::issue(comm->state, {one});
-    skin::record("late", late);
-    return late;
+  if (depth == 0) {
+    const auto late = emulator::take_late();
+    const cnclResult_t issued = result(blocking::issue(comm->state, {one}, late));
+    if (!late || issued != success) return issued;
+    skin::record("late", late->code);
+    return late->code;
   }
-  if (depth == 0) return result(blocking::issue(comm->state, {one}));
   grouped.push_back(one);
   of_group = comm->state;
   return success;

@@ -66,16 +66,20 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
   if (!parse_number(place.c_str(), &parsed.first) || parsed.first == 0) return "expected the number of a call, from 1";
   const std::string_view late = "late#";
   if (value.compare(0, late.size(), late) == 0) {
-    if (!parse_number(value.c_str() + late.size(), &number) || number == 0 || number > INT32_MAX)
-      return "expected late#NUMBER";
-    parsed.fault = {Status::success, static_cast<int>(number)};
+    const size_t behind = value.find('@');
+    uint64_t ms = 0;
+    if (behind == std::string::npos ||
+        !parse_number(value.substr(late.size(), behind - late.size()).c_str(), &number) || number > INT32_MAX ||
+        !parse_number(value.c_str() + behind + 1, &ms) || ms > 60000)
+      return "expected late#NUMBER@MILLISECONDS";
+    parsed.fault = {Status::success, static_cast<int>(number), static_cast<int>(ms)};
   } else if (!value.empty() && value[0] == '#') {
     if (!parse_number(value.c_str() + 1, &number) || number > INT32_MAX) return "expected #NUMBER";
-    parsed.fault = {Status::injected, static_cast<int>(number)};
+    parsed.fault = {Status::injected, static_cast<int>(number), 0};
   } else {
     auto status = status_named(value);
     if (!status || *status == Status::injected || *status == Status::success) return "no status of this name";
-    parsed.fault = {*status, 0};
+    parsed.fault = {*status, 0, 0};
   }
   rules_[key.substr(0, at)].push_back(parsed);
   return "";

@@ -3,7 +3,7 @@
 //   cudaMalloc@3=out_of_memory   the third call of this symbol returns a status (a name of status.hpp)
 //   cudaMalloc@3+=#700           the third and every later call returns the skin's number 700
 //   cudaEventRecord@3=#0         the third call does nothing and reports success
-//   HcclAllReduce@2=late#9       the second call does its work late, and returns the number: see late.hpp
+//   HcclAllReduce@2=late#9@100   the second call does its work 100 ms late, and returns the number: see late.hpp
 //   memory=64M                   the memory of each device
 //   missing=cuMemHostRegister    a symbol that cannot be found
 //   stuck=2@5                    stream 2 (the second that was created) begins nothing after its first 5 tasks
@@ -27,6 +27,7 @@ class FaultPlan {
   struct Fault {
     Status status;
     int code;  // with Status::injected; with Status::success, that of late.hpp
+    int late_ms = 0;
   };
 
   // Returns an empty text, or what is wrong with the plan.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "late.hpp"
 #include "state.hpp"
 
 namespace emulator {
@@ -19,19 +18,17 @@ Status configure(const Options &options) {
 Status enter(const char *symbol) {
   Call call(Call::at_once);
   if (!call) return call.status();
+  this_thread().refuse_late();
   this_thread().symbol = symbol;
-  this_thread().late_code = 0;
   auto fault = call.state().faults.call(symbol);
   if (!fault) return Status::success;
   if (fault->status == Status::success) {
-    this_thread().late_code = fault->code;
+    this_thread().late = Late{fault->code, fault->late_ms};
     return Status::success;
   }
   this_thread().injected_code = fault->code;
   return fault->status;
 }
-
-int late_code() { return this_thread().late_code; }
 
 int injected_code() { return this_thread().injected_code; }
 

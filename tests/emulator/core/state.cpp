@@ -71,8 +71,16 @@ Thread &this_thread() {
   return thread;
 }
 
+void Thread::refuse_late() const {
+  if (!late) return;
+  fprintf(stderr, "emulator: EMULATOR_FAULTS: %s has no way to be late\n", symbol.c_str());
+  abort();
+}
+
 Thread::~Thread() {
-  if (forked || exiting || (agent < 0 && streams.empty())) return;
+  if (forked || exiting) return;
+  refuse_late();
+  if ((agent < 0 && streams.empty())) return;
   State &all = state();
   Lock lock(all.mutex);
   for (Stream *stream : streams)

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "fault_plan.hpp"
 #include "hand_over.hpp"
 #include "ipc.hpp"
+#include "late.hpp"
 #include "memory.hpp"
 #include "runtime.hpp"
 #include "scheduler.hpp"
@@ -65,7 +67,7 @@ struct Thread {
   int device = -1;     // -1: none was chosen
   std::string symbol;  // of the newest call that entered
   int injected_code = 0;
-  int late_code = 0;  // see late.hpp
+  std::optional<Late> late;  // see late.hpp; nobody has asked for it yet
   CaptureMode capture_mode = CaptureMode::global;
   bool in_task = false;           // a thread of the emulator that runs a task
   bool in_host_function = false;  // that task is a host function
@@ -73,6 +75,7 @@ struct Thread {
   Agent agent = -1;
   uint64_t queries = 0;           // that the thread comes after
   std::vector<Stream *> streams;  // its default streams by device, null where there is none
+  void refuse_late() const;
   ~Thread();
 };
 Thread &this_thread();

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "../core/fault_plan.hpp"
+#include "../core/late.hpp"
 #include "bed.hpp"
 
 using namespace emulator;
@@ -59,18 +60,23 @@ TEST(a_fault_plan_is_parsed) {
   }
   CHECK(!plan.call("c"));
   CHECK(plan.parse("d@1=#0") == "" && plan.call("d")->status == Status::injected);  // left out, and successful
+  CHECK(plan.parse("e@1=late#9@100;f@1=late#0@0") == "");
+  const auto late = plan.call("e");
+  CHECK(late->status == Status::success && late->code == 9 && late->late_ms == 100);
+  CHECK(plan.call("f")->code == 0);
   CHECK(plan.missing("c") && !plan.missing("a"));
   CHECK(plan.memory() == 64 << 10 && plan.delay_us() == 300);
   CHECK(plan.stuck_after(2) == 5U && plan.stuck_after(3) == 0U && !plan.stuck_after(1));
 }
 
 TEST(a_wrong_fault_plan_is_refused) {
-  for (const char *wrong : {"x",           "a=out_of_memory", "a@=timeout",       "a@0=timeout",   "a@1=success",
-                            "a@1=nothing", "a@1=#x",          "a@1=#99999999999", "a@1x=timeout",  "memory=x",
-                            "memory=0",    "memory=5T",       "delay=-1",         "delay=2000000", "stuck=",
-                            "stuck=1@",    "stuck=a@1",       "stuck=0",          "stuck=1@2@3",   "missing=",
-                            "missing=a b", "@1=timeout",      " a@1=timeout",     "a@1=#",         "a@+=timeout",
-                            "delay="}) {
+  for (const char *wrong :
+       {"x",           "a=out_of_memory",  "a@=timeout",   "a@0=timeout", "a@1=success",  "a@1=nothing",
+        "a@1=#x",      "a@1=#99999999999", "a@1x=timeout", "memory=x",    "memory=0",     "memory=5T",
+        "delay=-1",    "delay=2000000",    "stuck=",       "stuck=1@",    "stuck=a@1",    "stuck=0",
+        "stuck=1@2@3", "missing=",         "missing=a b",  "@1=timeout",  " a@1=timeout", "a@1=#",
+        "a@+=timeout", "delay=",           "a@1=late#1",   "a@1=late#@1", "a@1=late#1@",  "a@1=late#1@99999",
+        "a@1=late@1"}) {
     FaultPlan plan;
     if (plan.parse(wrong).empty()) fprintf(stderr, "accepted: %s\n", wrong);
     CHECK(contains(plan.parse(wrong), std::string("'") + wrong + "'"));
@@ -97,6 +103,24 @@ TEST(calls_of_a_skin_fail_by_the_plan) {
           CHECK(symbol_missing("cuMemHostRegister") && !symbol_missing("cuInit"));
         },
         {{"EMULATOR_FAULTS", "cudaMalloc@2=out_of_memory;cuInit@1=#719;missing=cuMemHostRegister"}});
+}
+
+TEST(a_call_that_cannot_be_late_ends_the_process) {
+  const Environment plan = {{"EMULATOR_FAULTS", "cudaMalloc@1=late#7@1"}};
+  std::string text = ends_with(-SIGABRT, plan, [] {
+    OK(enter("cudaMalloc"));
+    OK(enter("cudaFree"));
+  });
+  CHECK(contains(text, "cudaMalloc has no way to be late"));
+  text = ends_with(-SIGABRT, plan, [] { std::thread([] { OK(enter("cudaMalloc")); }).join(); });
+  CHECK(contains(text, "cudaMalloc has no way to be late"));
+  ends_with(0, plan, [] {
+    OK(enter("cudaMalloc"));
+    const auto late = take_late();
+    CHECK(late->code == 7 && late->ms == 1 && !take_late());
+    await_late(*late);
+    OK(enter("cudaFree"));
+  });
 }
 
 TEST(the_plan_limits_memory) {

@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include "../blocking/group.hpp"
-#include "../core/late.hpp"
 #include "../skin/record.hpp"
 
 using HcclResult = int;
@@ -89,12 +88,12 @@ HcclResult call(void *comm, blocking::Kind kind, const void *from, void *to, uin
   REQUIRE(type >= 0 && type < types_n, para);
   const blocking::StatePointer &state = alive(comm)->state;
   REQUIRE(root < static_cast<uint32_t>(state->ranks), para);
-  const int late = emulator::late_code();
+  const auto late = emulator::take_late();
   const HcclResult issued = result(blocking::issue(
-      state, {blocking::operation(kind, from, to, count, types[type], op, static_cast<int>(root), stream)}));
-  if (late == 0) return issued;
-  skin::record("late", late);
-  return late;
+      state, {blocking::operation(kind, from, to, count, types[type], op, static_cast<int>(root), stream)}, late));
+  if (!late || issued != success) return issued;
+  skin::record("late", late->code);
+  return late->code;
 }
 
 }  // namespace

@@ -132,18 +132,25 @@ ncclResult_t init(ncclComm_t *communicator, int ranks, const ncclUniqueId &id, i
   return result;
 }
 
-// Queues operations in a thread of the library, whose call has returned an error: when the communicator is aborted, and as late as NCCL may,
-// which joins the thread then.
-void launch_late(const StatePointer &state, const std::vector<Operation> &operations, int code) {
+// Queues operations in a thread of the library, whose call has returned an error: when the end of the communicator has begun, which joins the
+// thread. The communicator is in progress until then.
+void launch_late(const StatePointer &state, const std::vector<Operation> &operations, const emulator::Late &late) {
   connect(*state, operations);
-  const auto late = std::chrono::milliseconds(code == ncclUnhandledCudaError ? 100 : 2500);
-  state->late = std::thread([state, operations, late] {
-    while (!state->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::this_thread::sleep_for(late);
+  std::lock_guard lock(state->mutex);
+  state->queueing++;
+  state->late.emplace_back([state, operations, late] {
+    while (!state->ends) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    await_late(late);
     std::lock_guard lock(state->mutex);
-    launch(state, operations);
-    note("late kernels");
+    note(launch(state, operations) == ncclSuccess ? "late kernels" : "late kernels failed");
+    state->queueing--;
   });
+}
+
+void join_late(State &state) {
+  state.ends = true;
+  for (std::thread &one : state.late) one.join();
+  state.late.clear();
 }
 
 // The end of a communicator, an abort too, waits until all graphs are destroyed that have operations of it.
@@ -238,6 +245,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   note("Destroy");
   note_device(__func__, *communicator->state);
   leave(*communicator->state);
+  join_late(*communicator->state);
   await_graphs(*communicator->state);
   delete communicator;
   return ncclSuccess;
@@ -249,7 +257,7 @@ ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   note_device(__func__, *communicator->state);
   leave(*communicator->state);
   communicator->state->aborted = true;
-  if (communicator->state->late.joinable()) communicator->state->late.join();
+  join_late(*communicator->state);
   await_graphs(*communicator->state);
   delete communicator;
   return ncclSuccess;
@@ -260,7 +268,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error)
   std::lock_guard lock(state.mutex);
   ncclResult_t planned = ncclSuccess;
   if (!begins(__func__, &planned)) state.error = planned;
-  *error = look(state);
+  *error = state.queueing > 0 ? ncclInProgress : look(state);
   if (*error == ncclSuccess &&
       (state.finalizing ? !alone(state) || state.graphs > 0 : !connected(state, state.waiting)))
     *error = ncclInProgress;
@@ -319,9 +327,9 @@ ncclResult_t ncclGroupEnd() {
   grouped.clear();
   BEGIN;
   ncclResult_t result = ncclSuccess;
-  if (const int late = emulator::late_code(); late != 0) {
-    for (const auto &[communicator, list] : lists) launch_late(communicator->state, list, late);
-    return fail(static_cast<ncclResult_t>(late), "late");
+  if (const auto late = emulator::take_late()) {
+    for (const auto &[communicator, list] : lists) launch_late(communicator->state, list, *late);
+    return fail(static_cast<ncclResult_t>(late->code), "late");
   }
   for (const auto &[communicator, list] : lists)
     if (ncclResult_t one = issue(communicator, list); one != ncclSuccess) result = one;

@@ -51,7 +51,10 @@ struct State {
   std::deque<Operation> waiting;     // the ranks are not connected for them, or nobody has asked for their state yet
   std::vector<Reduction> made;       // by number of the reduction, from ncclNumOps
 
-  std::thread late;  // of the library, which queues the operations of a call that has returned an error
+  // Threads of the library, which queue the operations of calls that have returned an error when the end of the communicator has begun.
+  std::vector<std::thread> late;
+  std::atomic<int> queueing{0};  // of them
+  std::atomic<bool> ends{false};
 
   std::atomic<int> graphs{0};  // operations of graphs that were not destroyed
 
