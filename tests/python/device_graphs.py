@@ -518,6 +518,26 @@ def running(rank: int, size: int, store: str) -> None:
         fake_cuda.check()
 
 
+def lingers(rank: int, size: int, store: str) -> None:
+    """The process of rank 0 ends, as far as the library is concerned, when the other rank needs no graph any more."""
+    begin(rank, size, store)
+    case = Case("all_reduce", 1000)
+    graph = graph_of(case.issue)
+    graph.replay()
+    torch.cuda.synchronize()
+    told = c10d._get_default_store()
+    if rank == 0:
+        told.set("the process ends", "")
+        begun = time.monotonic()
+        sagecomm._C.shutdown()
+        assert told.check(["the other rank leaves"]) or time.monotonic() > begun + 4
+    else:
+        told.wait(["the process ends"])
+        time.sleep(0.5)  # in which an end that waits for nothing is over
+        told.set("the other rank leaves", "")
+        dist.destroy_process_group()
+
+
 def gone(rank: int, size: int, store: str) -> str:
     """Graphs of a group that is gone do not wait for its peers for ever. The communicator is not ended before them."""
     begin(rank, size, store)

@@ -82,6 +82,10 @@ def test_a_graph_that_is_running(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_graphs:running", 2, **SETTINGS)
 
 
+def test_a_process_that_ends_waits_for_peers(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_graphs:lingers", 2, **SETTINGS)
+
+
 @pytest.mark.long
 def test_an_abort(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_graphs:aborted", 3, **SETTINGS):

@@ -115,6 +115,24 @@ func library(t *testing.T, without, more string) string {
 	return file
 }
 
+// A communicator tells that nothing is queued any more before the end that waits for the device, and else behind it.
+func TestSettled(t *testing.T) {
+	states := map[string]bool{"0": true, "3": true, "7": false} // success, an internal error, in progress
+	for state, before := range states {
+		require.NoError(t, load(library(t, "CommGetAsyncError", "int ncclCommGetAsyncError(void *c, int *state) { *state = "+state+"; return 0; }\n")))
+		c := new(communicator)
+		require.False(t, c.Settled())
+		c.awaitThread()
+		require.Equal(t, before, c.Settled(), state)
+		require.True(t, c.Abort())
+		require.True(t, c.Settled())
+	}
+	require.NoError(t, load(library(t, "", "")))
+	c := new(communicator)
+	c.Destroy()
+	require.True(t, c.Settled())
+}
+
 func TestLoad(t *testing.T) {
 	if err := load(library(t, "", "")); err != nil {
 		t.Errorf("a library with all functions: %v", err)

@@ -170,6 +170,22 @@ func TestKernelsThatStay(t *testing.T) {
 	require.False(t, c.awaitWhole())
 }
 
+// Where a command of the library may come into the stream until the process ends, no goroutine waits for that, and nobody gets the stream.
+func TestAStreamThatIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool()
+		c := &communicator{engine: &Engine{pool: p, group: alone}, joined: freed{}, ended: make(chan struct{}), stop: make(chan struct{}),
+			current: func(f func() error) error { return f() }}
+		u, err := p.takeGate(newMemories(t), source{})
+		require.NoError(t, err)
+		c.last.Store(&u) // the device never writes its words
+		c.kept.Store(true)
+		c.close()
+		<-c.ended
+		require.Empty(t, p.streams)
+	}) // all goroutines have ended
+}
+
 // slowDevice is a device in whose calls something else happens.
 type slowDevice struct {
 	*memories
