@@ -822,6 +822,18 @@ def used(rank: int, size: int, store: str, on: list[int]) -> str:
     return falls_back(rank, size, store, on)
 
 
+def after_a_shortage(rank: int, size: int, store: str) -> list[str]:
+    """What explain says of a group whose ranks cannot share memory, and of the next one."""
+    join_group(rank, size, store, 0)
+    texts = []
+    for group in (dist.group.WORLD, dist.new_group(backend="sagecomm")):
+        x = torch.ones(8, device="cuda")
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [size] * 8
+        texts.append(str(sagecomm.explain("all_reduce", 32, group, device=True)))
+    return texts
+
+
 def explained(rank: int, size: int, store: str, devices: int) -> list[str]:
     """What explain says before and after the first collective, in which the ranks tell each other their devices."""
     join_group(rank, size, store, rank % devices)

@@ -235,6 +235,14 @@ def test_what_ranks_do_without_the_engine(cuda_bed: CudaBed, case: str) -> None:
         assert re.search(reason, text), text
 
 
+def test_a_shortage_costs_one_group_the_engine(cuda_bed: CudaBed) -> None:
+    faults = "cuIpcGetMemHandle@1=out_of_memory;cuMemExportToShareableHandle@1+=not_supported"
+    settings = SETTINGS | {"SAGECOMM_ENGINE": "auto", "EMULATOR_FAULTS": faults, "NCCL_COMM_BLOCKING": "1"}
+    for first, second in cuda_bed.ranks("device_cuda:after_a_shortage", 2, **settings):
+        assert "no rank offers it: cannot share memory of the device" in first, first
+        assert "'engine': 'cuda', 'chosen': True" in second, second
+
+
 def test_ranks_that_share_a_device_do_without_nccl(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_cuda:used", 2, [0, 0], **SETTINGS | {"SAGECOMM_ENGINE": "auto"}):
         assert "is the device of rank 0 too" in text, text

@@ -61,23 +61,62 @@ func (d *Driver) Share(bytes uint64, how device.Sharing) (device.Memory, device.
 // withoutHandles has why a device gives no handles, by its index.
 var withoutHandles sync.Map
 
+// aside has memory that has got no handle, for the next try.
+var aside struct {
+	mu   sync.Mutex
+	list map[asideKey][]device.Memory
+}
+
+type asideKey struct {
+	index int
+	bytes uint64
+}
+
+// takeAside returns memory that was put aside, nil if there is none.
+func takeAside(of asideKey) device.Memory {
+	aside.mu.Lock()
+	defer aside.mu.Unlock()
+	list := aside.list[of]
+	if len(list) == 0 {
+		return nil
+	}
+	aside.list[of] = list[:len(list)-1]
+	return list[len(list)-1]
+}
+
+func putAside(of asideKey, m device.Memory) {
+	aside.mu.Lock()
+	defer aside.mu.Unlock()
+	if aside.list == nil {
+		aside.list = map[asideKey][]device.Memory{}
+	}
+	aside.list[of] = append(aside.list[of], m)
+}
+
 // shareByHandle is Share by legacy IPC, whose handle names the whole allocation in which the memory lies. Where the memory gets no handle it
-// stays allocated, because to free it waits for the device; so that is tried once on a device.
+// stays allocated, because to free it waits for the device. So a device whose driver has no handles is asked once, and after another error, as a
+// shortage is, the next try takes the same memory.
 func (d *Driver) shareByHandle(bytes uint64) (device.Memory, device.Shared, error) {
 	var s device.Shared
 	if why, known := withoutHandles.Load(d.index); known {
 		return nil, s, why.(error)
 	}
-	m, err := d.allocate(bytes)
+	key, never := asideKey{d.index, bytes}, false
+	m, err := takeAside(key), error(nil)
+	if m == nil {
+		m, err = d.allocate(bytes)
+	}
 	if err != nil {
 		return nil, s, err
 	}
 	err = d.doRelaxed("cannot share memory of the device", func() error {
 		at, capable := C.CUdeviceptr(m.Address()), C.bool(false)
-		if err := failed(C.cuPointerGetAttribute(unsafe.Pointer(&capable), C.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at)); err != nil {
-			return err
+		if rc := C.cuPointerGetAttribute(unsafe.Pointer(&capable), C.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at); rc != C.CUDA_SUCCESS {
+			never = lacking(rc)
+			return failed(rc)
 		}
 		if !capable {
+			never = true
 			return errors.New("the driver has no IPC handles for it")
 		}
 		var base C.CUdeviceptr
@@ -85,18 +124,28 @@ func (d *Driver) shareByHandle(bytes uint64) (device.Memory, device.Shared, erro
 			return err
 		}
 		var h C.CUipcMemHandle
-		if err := failed(C.cuIpcGetMemHandle(&h, base)); err != nil {
-			return err
+		if rc := C.cuIpcGetMemHandle(&h, base); rc != C.CUDA_SUCCESS {
+			never = lacking(rc)
+			return failed(rc)
 		}
 		s.Handle = C.GoBytes(unsafe.Pointer(&h), C.sizeof_CUipcMemHandle)
 		s.Offset = uint64(at - base)
 		return nil
 	})
-	if err != nil {
-		withoutHandles.Store(d.index, err)
-		return nil, s, err
+	if err == nil {
+		return m, s, nil
 	}
-	return m, s, nil
+	if never {
+		withoutHandles.Store(d.index, err)
+	} else {
+		putAside(key, m)
+	}
+	return nil, s, err
+}
+
+// lacking reports whether an error says that the driver does not have the function, for this kind of memory.
+func lacking(rc C.CUresult) bool {
+	return rc == C.CUDA_ERROR_NOT_SUPPORTED || rc == C.CUDA_ERROR_INVALID_VALUE
 }
 
 // imported is memory of another process.
