@@ -19,6 +19,7 @@ func (e *Engine) ComeBehind(rt device.Launcher, on coll.Device, other device.Str
 	}
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
+	s.beside = true
 	return rt.Order(other, s.in)
 }
 

@@ -126,7 +126,7 @@ func (e *Engine) collectiveStreams(on place, made *streams) *streams {
 func (s *streams) begin(memory *block, l *layout) {
 	memory.inputs.Store(l.in.units)
 	memory.outputs.Store(l.out.units)
-	s.last = memory.used()
+	s.last, s.beside = memory.used(), false
 }
 
 // enqueue queues the commands of an operation: all of them where streams can wait.

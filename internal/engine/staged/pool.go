@@ -44,7 +44,8 @@ type source struct {
 // streams are the two streams that an engine has on a device. A copy out of the device never waits for one into it.
 type streams struct {
 	in, out device.Stream
-	last    use // by the operation that came last
+	last    use  // by the operation that came last
+	beside  bool // in waits for another stream, behind which no operation has come
 }
 
 const (
@@ -238,7 +239,7 @@ func (p *Pool) givenStreams(of place) (s *streams, in device.Stream, has bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, s := range p.streams[of] {
-		if s.last.ended() {
+		if !s.beside && s.last.ended() { // a stream that another one may hold up is given to nobody
 			p.streams[of] = slices.Delete(p.streams[of], i, i+1)
 			return s, in, false
 		}

@@ -249,6 +249,32 @@ func TestOperationsThatWait(t *testing.T) {
 	require.False(t, s.last.ended())
 }
 
+// ordered is a device whose streams may wait for others.
+type ordered struct{ device.Launcher }
+
+func (ordered) Name() string                                 { return "ordered" }
+func (ordered) NewStream(device.Role) (device.Stream, error) { return device.Stream{}, nil }
+func (ordered) Order(_, _ device.Stream) error               { return nil }
+
+// A stream that waits for that of another engine is left to a later group when an operation behind the wait has ended. If that one was refused,
+// nothing tells how long the stream waits.
+func TestStreamsBehindAnotherEngine(t *testing.T) {
+	pool, rt, owner := NewPool(), &pinning{}, source{coll.PrivateUse1, "test"}
+	on := coll.Device{Type: coll.CUDA}
+	for _, refused := range []bool{true, false} {
+		e := New(nil, nil, 0, 2, pool, nil)
+		require.NoError(t, e.ComeBehind(ordered{}, on, device.Stream{}))
+		if !refused {
+			b, err := pool.acquire(rt, owner, 100)
+			require.NoError(t, err)
+			e.streams[place{on, "ordered"}].begin(b, &layout{})
+		}
+		e.Close()
+		s, _, _ := pool.givenStreams(place{on, "ordered"})
+		require.Equal(t, refused, s == nil)
+	}
+}
+
 var errNoFork = errors.New("refused")
 
 type refusesToFork struct{ device.Ordering }
