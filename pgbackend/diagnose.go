@@ -129,10 +129,10 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s has no memory for a p2p payload from %s; free memory there, or post recvs before so much is sent", g.title(), g.number(g.rank), g.who(t.Peer))
 		return f
 	case runner.FailureWord:
-		// The word lies in the memory of rank 0 and names no rank, so no rank has declared a failure.
-		f := g.failureOf(coll.Internal, 0, t)
+		// The word names no rank, so no rank has declared a failure.
+		f := g.failureOf(coll.Internal, g.run.FailureRank(), t)
 		f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: the failure word in the memory of %s names no rank; %s",
-			g.title(), g.who(0), runner.StrayPointers)
+			g.title(), g.who(g.run.FailureRank()), runner.StrayPointers)
 		return f
 	default:
 		f := g.failureOf(coll.Internal, g.rank, t)

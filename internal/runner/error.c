@@ -70,6 +70,7 @@ scr_cause *scr_cause_new(const sagecomm_error *error) {
   scr_cause *c = malloc(sizeof *c);
   if (c != NULL) {
     atomic_init(&c->refs, 1);
+    c->next = NULL;
     c->error = *error;
   }
   return c;

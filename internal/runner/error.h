@@ -11,6 +11,7 @@ int32_t scr_no_memory(sagecomm_error *err);
  * reference, so a work still reports its cause after the group is closed and its memory is reused. */
 typedef struct scr_cause {
   _Atomic uint32_t refs;
+  struct scr_cause *next; /* in the list of the causes of a group that were replaced */
   sagecomm_error error;
 } scr_cause;
 

@@ -106,7 +106,7 @@ func FailureOf(e unsafe.Pointer) *coll.Failure {
 // Declare writes f into this rank's failure record and tries to make it the group's first cause. It returns the first cause:
 // f, or the one that another thread or rank declared before.
 func (g *Group) Declare(f *coll.Failure) *coll.Failure {
-	record := encode(f)
+	record := EncodeFailure(f)
 	C.scr_group_set_failure(g.c, unsafe.Pointer(&record[0]), C.size_t(len(record)))
 	if first := g.FirstCause(); first != nil {
 		return first
@@ -116,7 +116,7 @@ func (g *Group) Declare(f *coll.Failure) *coll.Failure {
 
 // GiveUp stores f and a goodbye in this rank's shared block, for peers that have opened a group which this rank could not open.
 func GiveUp(shared unsafe.Pointer, f *coll.Failure) {
-	record := encode(f)
+	record := EncodeFailure(f)
 	C.scr_shared_give_up(shared, unsafe.Pointer(&record[0]), C.size_t(len(record)))
 }
 
@@ -129,7 +129,8 @@ func (g *Group) GaveUp(rank int) *coll.Failure {
 	return decode(record, rank, fmt.Sprintf("rank %d gave up while the group was made", rank))
 }
 
-func encode(f *coll.Failure) []byte {
+// EncodeFailure returns the record of a failure, at most FailureBytes.
+func EncodeFailure(f *coll.Failure) []byte {
 	// A long message is shortened before it is encoded, because a record that is cut at its end is not readable.
 	short := *f
 	if len(short.Message) > 2000 {
@@ -169,7 +170,7 @@ func (g *Group) FirstCause() *coll.Failure {
 	if winner == 0 {
 		return nil
 	}
-	return decode(record, winner-1, fmt.Sprintf("rank %d has declared a failure (written in the memory of rank 0)", winner-1))
+	return decode(record, winner-1, fmt.Sprintf("rank %d has declared a failure (written in the memory of rank %d)", winner-1, g.word))
 }
 
 // Down makes every later operation of the group in this process fail with f, and completes the queued operations. Only the
@@ -178,6 +179,17 @@ func (g *Group) Down(f *coll.Failure) {
 	var e C.sagecomm_error
 	fillError(&e, f)
 	C.scr_group_down(g.c, &e)
+}
+
+// FailureRank returns the rank whose shared block has the failure word of the group.
+func (g *Group) FailureRank() int { return g.word }
+
+// Recause replaces the cause with which this lane is down. Operations that have failed keep theirs.
+// Requires: the group is down, and cannot be closed meanwhile.
+func (g *Group) Recause(f *coll.Failure) {
+	var e C.sagecomm_error
+	fillError(&e, f)
+	C.scr_group_recause(g.c, &e)
 }
 
 // coll.ManyParts equals the limit up to which C counts. This does not compile where they differ.

@@ -147,7 +147,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     }
   }
   g->shared = peer[g->rank].shared;
-  g->failure = &peer[0].lane[SCR_HOST_LANE]->failure;
+  g->failure = &peer[config->failure_rank].lane[SCR_HOST_LANE]->failure;
   atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT | (config->fuses ? SCR_FUSES : 0), memory_order_release);
   __atomic_store_n(&groups[index], g, __ATOMIC_RELEASE);
   if (g->host != g) atomic_store_explicit(&g->host->device, g, memory_order_release);
@@ -185,6 +185,10 @@ void scr_group_close(scr_group *g) {
   while (atomic_load_explicit(&g->inside, memory_order_seq_cst) != 0)
     sched_yield(); /* those threads may read the cause */
   scr_cause_unref(atomic_exchange(&g->cause, NULL));
+  for (scr_cause *c; (c = g->replaced) != NULL;) {
+    g->replaced = c->next;
+    scr_cause_unref(c);
+  }
   give_index((int)index);
 }
 
@@ -360,6 +364,23 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
   }
   scr_group_claim(g);
   scr_engine_wake();
+}
+
+/* A thread that has read the old cause may not hold a reference to it yet, so the group keeps its own until it is closed. */
+void scr_group_recause(scr_group *g, const sagecomm_error *error) {
+  scr_cause *cause = scr_cause_new(error);
+  if (cause == NULL) return;
+  scr_spin_lock(&g->queue_lock);
+  scr_cause *old = atomic_exchange_explicit(&g->cause, cause, memory_order_acq_rel);
+#ifdef SCR_MUTANT_CAUSE_FREED
+  scr_cause_unref(old);
+#else
+  if (old != NULL) {
+    old->next = g->replaced;
+    g->replaced = old;
+  }
+#endif
+  scr_spin_unlock(&g->queue_lock);
 }
 
 int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {

@@ -165,7 +165,8 @@ struct scr_group {
   /* Hashes of coalesced calls that Go has checked and packed into one collective. */
   _Atomic uint64_t batch_shapes[SCR_BATCH_SHAPES];
 
-  _Atomic(scr_cause *) cause; /* stored once */
+  _Atomic(scr_cause *) cause; /* stored once; only scr_group_recause() replaces it */
+  scr_cause *replaced;        /* causes that were replaced. queue_lock. */
 
   /* P2p operations. Guarded by `lock`, except for the atomics. */
   struct {

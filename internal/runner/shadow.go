@@ -36,6 +36,11 @@ func word32(p unsafe.Pointer) *atomic.Uint32 { return (*atomic.Uint32)(p) }
 // Left returns the goodbye.
 func (w Words) Left() *atomic.Uint64 { return word64(unsafe.Pointer(&w.b.left)) }
 
+// FailureRecord returns the place of the owner's failure record.
+func (w Words) FailureRecord() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(&w.b.failure_record[0])), FailureBytes)
+}
+
 // Channel returns the offset of a channel to a rank.
 func (w Words) Channel(to, channel int) *atomic.Uint64 {
 	return word64(unsafe.Pointer(C.scr_shared_channel(w.b, w.size, C.uint32_t(to), C.uint32_t(channel))))

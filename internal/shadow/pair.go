@@ -20,6 +20,7 @@ type Config struct {
 	Group          uint64 // number of the group, which all of its processes know
 	Rank, To, Size int    // the rank of this process, the remote rank, of a group of that size
 	Own            runner.Peer
+	GaveUp         []byte      // the failure record of the remote rank if it gives up in the rendezvous (runner.EncodeFailure)
 	Lost           func(error) // called when the link is lost before the remote rank has left
 }
 
@@ -36,20 +37,28 @@ const (
 // Pair is one rank of this process and one remote rank.
 type Pair struct {
 	Config
-	memory  []byte      // of the shadow; nil: it was freed
-	engine  runner.Bell // of this process's progress engine
-	shadow  runner.Peer
-	lanes   [runner.Lanes]lane
-	leaving bool // GOODBYE was sent
-	closing bool // CLOSE was sent
+	memory []byte      // of the shadow; nil: it was freed. Under mu once the pair was added.
+	engine runner.Bell // of this process's progress engine
+	shadow runner.Peer
+	lanes  [runner.Lanes]lane
 
-	mu     sync.Mutex
-	byes   uint64 // connections on which GOODBYE has come
-	left   uint64 // its number
-	closes uint64 // connections on which CLOSE has come
-	closed bool   // CLOSE was sent on all
-	gaveUp bool   // the remote rank has given up in the rendezvous
-	over   bool   // nothing touches the memory of the pair any more
+	pushing sync.Mutex // held by the pump while it looks at the pair; before mu
+	leaving bool       // GOODBYE was sent
+	closing bool       // CLOSE was sent
+
+	flushed  chan struct{} // closed when GOODBYE was sent on all connections, or is not sent any more
+	flushing sync.Once
+
+	mu      sync.Mutex
+	byes    uint64 // connections on which GOODBYE has come
+	left    uint64 // its number
+	closes  uint64 // connections on which CLOSE has come
+	closed  bool   // CLOSE was sent on all
+	gaveUp  bool   // the remote rank has given up in the rendezvous
+	removed bool   // by Set.Remove: frames are dropped
+	over    bool   // nothing touches the memory of the group of this process any more
+	placed  uint64 // connections that are in the middle of a payload whose place is in the shadow
+	freed   bool   // Free was called, while placed was not 0
 }
 
 // gaveUp is the goodbye of a rank that has given up in the rendezvous. It sets no detached.
@@ -75,7 +84,7 @@ func newPair(c Config, bell runner.Bell) (*Pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pair{Config: c, memory: memory, engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
+	p := &Pair{Config: c, memory: memory, flushed: make(chan struct{}), engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
 	p.shadow = runner.Peer{Arena: unsafe.Pointer(unsafe.SliceData(memory)), Bytes: int64(len(memory)), Apart: bell}
 	at := int64(0)
 	for n := range p.lanes {
@@ -96,13 +105,52 @@ func newPair(c Config, bell runner.Bell) (*Pair, error) {
 	return p, nil
 }
 
-// Free unmaps the shadow.
-// Requires: the group is closed, and the pair has ended: detached is set for the remote rank, it has given up, or the set is closed.
+// Free unmaps the shadow, at the latest when what is being read into it has come or its link has ended.
+// Requires: the group is closed, and the pair has ended: detached is set for the remote rank, it has given up, the pair was removed, or the
+// set is closed.
 func (p *Pair) Free() {
-	if p.memory != nil {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freed = true
+	p.unmap()
+}
+
+// unmap unmaps the shadow if it was freed and is no place of a payload.
+// Requires: the lock.
+func (p *Pair) unmap() {
+	if p.freed && p.placed == 0 && p.memory != nil {
 		_ = unix.Munmap(p.memory)
 		p.memory = nil
 	}
+}
+
+// unread takes note that the link of the pair has ended: nothing is read into the shadow any more.
+func (p *Pair) unread() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.placed = 0
+	p.unmap()
+	p.nothingLeft()
+}
+
+// nothingLeft takes note that GOODBYE was sent on all connections, or is not sent any more.
+func (p *Pair) nothingLeft() { p.flushing.Do(func() { close(p.flushed) }) }
+
+// awaited reports whether this rank has left and its GOODBYE is still to be sent.
+func (p *Pair) awaited() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.over && p.lanes[runner.HostLane].own.Left().Load() != 0
+}
+
+// remove ends the pair without a frame.
+func (p *Pair) remove() {
+	p.pushing.Lock()
+	defer p.pushing.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.removed, p.over = true, true
+	p.nothingLeft()
 }
 
 // Peer returns the place of the shadow, for runner.Config.
@@ -123,10 +171,17 @@ func (p *Pair) header(kind tcp.Kind) tcp.Header {
 
 // push sends what this rank has published. It reports whether there was anything.
 func (p *Pair) push() (moved bool, err error) {
-	if p.abandoned() {
+	p.pushing.Lock()
+	defer p.pushing.Unlock()
+	p.mu.Lock()
+	over, abandoned := p.over, p.gaveUp
+	p.mu.Unlock()
+	switch {
+	case over:
+		return false, nil
+	case abandoned:
 		return true, p.abandon()
-	}
-	if p.closing {
+	case p.closing:
 		return false, nil
 	}
 	// Detached comes behind left, and left behind everything else: so they are read first.
@@ -151,6 +206,7 @@ func (p *Pair) push() (moved bool, err error) {
 		if err := p.everywhere(h); err != nil {
 			return true, err
 		}
+		p.nothingLeft()
 	}
 	if detached || left == gaveUp {
 		p.closing = true
@@ -162,13 +218,6 @@ func (p *Pair) push() (moved bool, err error) {
 		return true, err
 	}
 	return moved, nil
-}
-
-// abandoned reports whether the remote rank has given up and the pair is not over yet.
-func (p *Pair) abandoned() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.gaveUp && !p.over
 }
 
 // abandon ends the pair because the remote rank has given up. Who finds that goodbye in the shadow may give memory back at once, so it is
@@ -191,9 +240,11 @@ func (p *Pair) abandon() (err error) {
 // Requires: the lock; the remote rank has given up, and the pair is not over.
 func (p *Pair) storeGaveUp() {
 	p.over = true
+	p.nothingLeft()
 	for n := range p.lanes {
 		p.lanes[n].own.WakeAll(p.engine)
 	}
+	copy(p.lanes[runner.HostLane].shadow.FailureRecord(), p.GaveUp)
 	p.lanes[runner.HostLane].shadow.Left().Store(gaveUp)
 	p.engine.Ring() // of the process; who sleeps on another bell looks every 50 ms
 }
@@ -270,9 +321,11 @@ func (p *Pair) wrong(h *tcp.Header, format string, args ...any) error {
 // accept compares a header with what may come, and returns where its payload goes.
 func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 	p.mu.Lock()
-	behind := p.closes&(1<<on) != 0 || h.Kind != tcp.Close && (p.over || p.byes&(1<<on) != 0)
-	p.mu.Unlock()
-	if behind {
+	defer p.mu.Unlock()
+	if p.removed {
+		return nil, tcp.ErrDrop
+	}
+	if p.closes&(1<<on) != 0 || h.Kind != tcp.Close && (p.over || p.byes&(1<<on) != 0) {
 		return nil, p.wrong(h, "it comes on connection %d behind the end", on) // the memory may have been given back
 	}
 	switch h.Kind {
@@ -295,6 +348,7 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 			return nil, nil
 		}
 		c.place[0] = runner.PlaceOf(c.in, h.Number).Data[:h.Bytes:h.Bytes]
+		p.placed |= 1 << on
 		return c.place[:], nil
 	case tcp.Goodbye, tcp.Close:
 		return nil, nil
@@ -302,8 +356,15 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 	return nil, p.wrong(h, "it is of no use here")
 }
 
-// store stores what a frame says, whose payload is in its place.
-func (p *Pair) store(on int, h *tcp.Header) error {
+// store stores what a frame says, whose payload is in its place. rings: the pump has to do something about it.
+func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.placed &^= 1 << on
+	if p.removed { // after the frame was accepted
+		p.unmap()
+		return false, nil
+	}
 	switch h.Kind {
 	case tcp.Message, tcp.Room:
 		l := &p.lanes[h.Lane]
@@ -319,18 +380,15 @@ func (p *Pair) store(on int, h *tcp.Header) error {
 			runner.SentOf(l.channels[k].in).Store(h.Number)
 		}
 		l.own.Wake(p.To, p.engine)
-		return nil
 	case tcp.Goodbye:
-		p.mu.Lock()
-		defer p.mu.Unlock()
 		if p.byes&(1<<on) != 0 || h.Number == 0 || p.left != 0 && p.left != h.Number {
-			return p.wrong(h, "number %d on connection %d", h.Number, on)
+			return false, p.wrong(h, "number %d on connection %d", h.Number, on)
 		}
 		p.byes |= 1 << on
 		p.left = h.Number
 		if p.all(p.byes) && h.Number == gaveUp {
 			p.gaveUp = true // the pump does the rest
-			return nil
+			return true, nil
 		}
 		if p.all(p.byes) {
 			p.lanes[runner.HostLane].shadow.Left().Store(h.Number)
@@ -338,14 +396,11 @@ func (p *Pair) store(on int, h *tcp.Header) error {
 				p.lanes[n].own.WakeAll(p.engine)
 			}
 		}
-		return nil
-	default:
-		p.mu.Lock()
-		defer p.mu.Unlock()
+	case tcp.Close:
 		p.closes |= 1 << on
 		p.end()
-		return nil
 	}
+	return false, nil
 }
 
 // all reports whether a set of connections is complete.

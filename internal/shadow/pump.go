@@ -3,6 +3,7 @@ package shadow
 import (
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,10 +13,9 @@ import (
 
 // Set is all pairs of a process. It is the receiver of the links of a node; its method Lost is for tcp.Config.
 type Set struct {
-	mu     sync.Mutex
-	pairs  map[key]*Pair
-	groups map[group]int // pairs of each
-	pumps  map[*tcp.Link]*pump
+	mu    sync.Mutex
+	pairs map[key]*Pair // a pair that was removed stays until its link ends
+	pumps map[*tcp.Link]*pump
 }
 
 var _ tcp.Receiver = (*Set)(nil)
@@ -27,17 +27,11 @@ type key struct {
 	from, to uint32
 }
 
-// group is a group as far as one link serves it.
-type group struct {
-	link   *tcp.Link
-	number uint64
-}
-
 func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.Rank)} }
 
 // NewSet returns a set without pairs.
 func NewSet() *Set {
-	return &Set{pairs: map[key]*Pair{}, groups: map[group]int{}, pumps: map[*tcp.Link]*pump{}}
+	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}}
 }
 
 // pump sends what the ranks of this process publish for those at the other end of a link.
@@ -78,7 +72,6 @@ func (s *Set) Add(c Config) (*Pair, error) {
 		return nil, err
 	}
 	s.pairs[c.key()] = p
-	s.groups[group{c.Link, c.Group}]++
 	m.mu.Lock()
 	m.pairs = append(m.pairs, p)
 	m.mu.Unlock()
@@ -129,7 +122,7 @@ func (s *Set) drop(m *pump) {
 	var stay []*Pair
 	for _, p := range m.pairs {
 		if p.isOver() {
-			s.remove(p)
+			delete(s.pairs, p.key())
 		} else {
 			stay = append(stay, p)
 		}
@@ -137,52 +130,73 @@ func (s *Set) drop(m *pump) {
 	m.pairs = stay
 }
 
-// remove takes a pair out of the maps.
-// Requires: the lock.
-func (s *Set) remove(p *Pair) {
-	if s.pairs[p.key()] != p {
-		return
+// Remove ends a pair without telling the remote rank: its group could not be made, and no process can have it. When it returns, nothing
+// touches the memory of the group of this process any more. Frames for the pair are dropped, and it cannot be added again. Config.Lost is called
+// only if the link was lost before.
+func (s *Set) Remove(p *Pair) {
+	p.remove()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.pumps[p.Link]; m != nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.pairs = slices.DeleteFunc(slices.Clone(m.pairs), func(q *Pair) bool { return q == p })
 	}
-	delete(s.pairs, p.key())
-	g := group{p.Link, p.Group}
-	if s.groups[g]--; s.groups[g] == 0 {
-		delete(s.groups, g)
+}
+
+// Flush returns when GOODBYE was sent for all ranks of this process that have left, or after a time. What they have published before goes out
+// before it. It reports whether all was sent.
+func (s *Set) Flush(atMost time.Duration) bool {
+	s.mu.Lock()
+	var wait []*Pair
+	for _, p := range s.pairs {
+		if p.awaited() {
+			wait = append(wait, p)
+		}
 	}
+	for _, m := range s.pumps {
+		m.bell.Ring()
+	}
+	s.mu.Unlock()
+	over := time.NewTimer(atMost)
+	defer over.Stop()
+	for _, p := range wait {
+		select {
+		case <-p.flushed:
+		case <-over.C:
+			return false
+		}
+	}
+	return true
 }
 
 // Place and Arrived take the lock of the set for each frame, for the time of a look into a map. Where one link carries many pairs, a map for
 // each link would keep its connections from waiting for those of others.
 
-// find returns the pair of a frame. Frames of a group that is not known here any more are dropped.
-func (s *Set) find(l *tcp.Link, h *tcp.Header) (*Pair, error) {
+// find returns the pair of a frame, or nil: frames of a pair that is not known here, or not any more, are dropped.
+func (s *Set) find(l *tcp.Link, h *tcp.Header) *Pair {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.pairs[key{l, h.Group, h.From, h.To}]
-	switch {
-	case p == nil && s.groups[group{l, h.Group}] == 0:
-		return nil, tcp.ErrDrop
-	case p == nil:
-		return nil, fmt.Errorf("%w: %v of group %x from rank %d to rank %d, which have no channels here", errNoFrame, h.Kind, h.Group, h.From, h.To)
-	}
-	return p, nil
+	return s.pairs[key{l, h.Group, h.From, h.To}]
 }
 
 // Place implements tcp.Receiver.
 func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
-	p, err := s.find(from, h)
-	if err != nil {
-		return nil, err
+	p := s.find(from, h)
+	if p == nil {
+		return nil, tcp.ErrDrop
 	}
 	return p.accept(on, h)
 }
 
 // Arrived implements tcp.Receiver.
 func (s *Set) Arrived(from *tcp.Link, on int, h *tcp.Header) error {
-	p, err := s.find(from, h)
-	if err != nil {
-		return err
+	p := s.find(from, h)
+	if p == nil {
+		return fmt.Errorf("internal error: the pair of a frame that was accepted is gone: %v from rank %d to rank %d", h.Kind, h.From, h.To)
 	}
-	if err = p.store(on, h); err == nil && p.abandoned() {
+	rings, err := p.store(on, h)
+	if rings {
 		s.ring(from)
 	}
 	return err
@@ -227,8 +241,11 @@ func (s *Set) end(l *tcp.Link) []*Pair {
 	<-m.done
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range m.pairs {
-		s.remove(p)
+	for k, p := range s.pairs {
+		if k.link == l {
+			delete(s.pairs, k)
+			p.unread()
+		}
 	}
 	return m.pairs
 }
@@ -243,12 +260,11 @@ func (s *Set) Lost(l *tcp.Link, why error) {
 			over = true
 		}
 		p.over = true
-		p.mu.Unlock()
-		if over {
-			continue
+		if !over {
+			p.lanes[runner.HostLane].own.Detached(p.To).Store(1) // the last access: the group may give the memory back as soon as it is told
 		}
-		p.lanes[runner.HostLane].own.Detached(p.To).Store(1) // the last access: the group may give the memory back as soon as it is told
-		if !left && p.Config.Lost != nil {
+		p.mu.Unlock()
+		if !over && !left && p.Config.Lost != nil {
 			p.Config.Lost(why)
 		}
 	}

@@ -90,7 +90,7 @@ func pairOfEnds(t *testing.T) (a, b *end) {
 		other := []*end{b, a}[rank]
 		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at}, handshake.Space{})
 		require.NoError(t, err)
-		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, Lost: func(error) {
+		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, GaveUp: []byte("the record"), Lost: func(error) {
 			if runner.WordsOf(unsafe.Add(e.own.Arena, e.own.Shared[runner.HostLane]), 2).Detached(1-rank).Load() == 0 {
 				e.late.Store(true)
 			}
@@ -119,8 +119,6 @@ func (e *end) loss(t *testing.T) error {
 // Frames that the remote rank does not send end the link. Nothing of them is in the shadow then.
 func TestFramesOfNoRank(t *testing.T) {
 	for name, spoil := range map[string]func(h *tcp.Header){
-		"another sender":  func(h *tcp.Header) { h.From = 1 },
-		"another rank":    func(h *tcp.Header) { h.To = 7 },
 		"lane":            func(h *tcp.Header) { h.Lane = 2 },
 		"channel":         func(h *tcp.Header) { h.Channel = runner.Channels },
 		"number too high": func(h *tcp.Header) { h.Number = 2 },
@@ -170,14 +168,18 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	require.EqualValues(t, runner.ChannelPlaces, runner.SentOf(b.pair.lanes[0].channels[0].in).Load())
 }
 
-// A frame of a group that is not known here is dropped: it was closed here, and its sender has not heard of that.
-func TestFramesOfAnotherGroup(t *testing.T) {
+// A frame of a pair that is not known here is dropped: it was closed here, and its sender has not heard of that. Others of its group go on.
+func TestFramesOfAnotherPair(t *testing.T) {
 	a, b := pairOfEnds(t)
-	h := a.pair.header(tcp.Message)
-	h.Number, h.Group = 1, h.Group+1
 	on := a.pair.connection(0, 0)
-	require.NoError(t, a.pair.Link.Send(on, &h, make([]byte, 1000)))
-	h.Group--
+	for _, other := range []func(h *tcp.Header){func(h *tcp.Header) { h.Group++ }, func(h *tcp.Header) { h.From = 1 }, func(h *tcp.Header) { h.To = 7 }} {
+		h := a.pair.header(tcp.Message)
+		h.Number = 1
+		other(&h)
+		require.NoError(t, a.pair.Link.Send(on, &h, make([]byte, 1000)))
+	}
+	h := a.pair.header(tcp.Message)
+	h.Number = 1
 	require.NoError(t, a.pair.Link.Send(on, &h, []byte("x")))
 	require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == 1 }, soon, time.Millisecond)
 }
@@ -207,12 +209,13 @@ func TestGiveUp(t *testing.T) {
 	host := &a.pair.lanes[runner.HostLane]
 	require.Eventually(t, func() bool { return host.shadow.Left().Load() == gaveUp }, soon, time.Millisecond)
 	require.Zero(t, host.own.Detached(1).Load(), "the goodbye is the last access, and detached would give memory back as well")
+	require.Equal(t, "the record", string(host.shadow.FailureRecord()[:10]))
 	require.Eventually(t, func() bool { return b.pair.lanes[runner.HostLane].own.Detached(0).Load() == 1 }, soon, time.Millisecond)
 	for _, e := range []*end{a, b} {
 		require.Eventually(t, func() bool {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			return len(e.pairs) == 0 && len(e.groups) == 0
+			return len(e.pairs) == 0
 		}, soon, time.Millisecond)
 	}
 	require.NoError(t, a.pair.Link.Err())
@@ -262,6 +265,7 @@ func TestGiveUpBeforeAnExit(t *testing.T) {
 	<-closed
 	host := &a.pair.lanes[runner.HostLane]
 	require.EqualValues(t, uint64(gaveUp), host.shadow.Left().Load())
+	require.Equal(t, "the record", string(host.shadow.FailureRecord()[:10]))
 	require.Zero(t, host.own.Detached(1).Load())
 	require.Zero(t, a.told.Load())
 }

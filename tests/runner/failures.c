@@ -303,3 +303,85 @@ void test_goodbye_after_a_message(int n, waiting w, uint64_t seed) {
   run_ranks(n, w.spin, w.yield_us, seed, send_and_leave, NULL);
   choose_slots();
 }
+
+/* ---- ranks that share no memory: each has a failure word of its own ---- */
+
+static void fail_apart(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  meet();
+  if (r->rank == 0) declare(r, SAGECOMM_TIMEOUT, 0, "of rank 0");
+  meet();
+  if (r->rank != 0) CHECK(scr_group_error(r->handle, &err) == SAGECOMM_OK);
+  meet();
+  if (r->rank != 0) declare(r, SAGECOMM_ABORTED, r->rank, "of another rank");
+  CHECK(scr_group_error(r->handle, &err) == (r->rank == 0 ? SAGECOMM_TIMEOUT : SAGECOMM_ABORTED));
+  CHECK(err.rank == r->rank);
+}
+
+void test_own_words(int n, waiting w, uint64_t seed) {
+  size = n;
+  own_words = true;
+  run_ranks(n, w.spin, w.yield_us, seed, fail_apart, NULL);
+  own_words = false;
+}
+
+/* ---- the cause is replaced while others read it ---- */
+
+enum { CAUSES = 400 };
+
+typedef struct reading {
+  rank *r;
+  _Atomic bool over;
+} reading;
+
+static void *read_cause(void *p) {
+  reading *c = p;
+  sagecomm_error err;
+  while (!atomic_load(&c->over)) {
+    CHECK(sum(c->r, 10, 0, 0, &err) == SAGECOMM_ABORTED);
+    CHECK(scr_group_error(c->r->handle, &err) == SAGECOMM_ABORTED);
+    for (int i = 0; i < 300; i++) CHECK(err.message[i] == 'a' + err.rank);
+  }
+  return NULL;
+}
+
+static void replace(rank *r, int32_t number) {
+  sagecomm_error e = {.status = SAGECOMM_ABORTED, .rank = number % 26};
+  memset(e.message, 'a' + number % 26, 300);
+  if (number == 0) {
+    declare(r, e.status, e.rank, e.message);
+  } else {
+    scr_group_recause(r->group, &e);
+  }
+}
+
+static void replace_cause(rank *r, void *arg) {
+  (void)arg;
+  int32_t data = 0;
+  sagecomm_segment s = {&data, 4};
+  sagecomm_work posted = 0;
+  sagecomm_op recv = {.kind = SAGECOMM_RECV, .root = r->rank, .flags = SAGECOMM_ASYNC, .n_out = 1, .out = &s};
+  sagecomm_error err;
+  CHECK(scr_issue(r->handle, &recv, &posted, NULL, &err) == SAGECOMM_PENDING); /* never sent */
+  replace(r, 0);
+  pthread_t threads[2];
+  reading c = {.r = r};
+  for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, read_cause, &c) == 0);
+  for (int32_t i = 1; i <= CAUSES; i++) {
+    replace(r, i);
+    if (i % 8 == 0) sched_yield();
+  }
+  atomic_store(&c.over, true);
+  for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+  CHECK(complete(posted, &err) == SAGECOMM_ABORTED && err.rank == 0); /* it keeps the cause that it has failed with */
+  CHECK(sum(r, 10, 0, 0, &err) == SAGECOMM_ABORTED && err.rank == CAUSES % 26);
+}
+
+void test_cause_is_replaced(int n, waiting w, uint64_t seed) {
+  if (n > 2) return;
+  size = n;
+  own_words = true;
+  run_ranks(n, w.spin, w.yield_us, seed, replace_cause, NULL);
+  own_words = false;
+}

@@ -22,7 +22,7 @@ static struct {
   int rank;
 } table[2 * MAX_RANKS];
 static int n_ranks, n_entries;
-bool two_groups, device_lanes, fusing;
+bool two_groups, device_lanes, fusing, own_words;
 scr_gate next_gate[MAX_RANKS];
 
 uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
@@ -257,6 +257,7 @@ static void open_lane(int n, uint32_t spin, uint32_t yield_us, uint32_t lane, co
                           .host = lane == SCR_DEVICE_LANE ? table[i].group : NULL,
                           .timeout_ns = timeout_ns(),
                           .fuses = fusing && lane == SCR_HOST_LANE,
+                          .failure_rank = own_words ? i : 0,
                           .spin = spin,
                           .yield_us = yield_us,
                           .stream_bytes = UINT64_MAX,

@@ -43,6 +43,8 @@ extern _Atomic int no_memory_on;
 extern _Atomic bool garbled;
 /* Whether run_ranks() makes two groups, or the device lane of the one group as well; whether groups fuse (fusing.h). */
 extern bool two_groups, device_lanes, fusing;
+/* Whether each rank uses the failure word of its own shared block. */
+extern bool own_words;
 /* Returns the program of an operation, compiled at its first use. */
 const scr_program *program_of(scr_group *g, const sagecomm_op *op, uint64_t bytes);
 /* The gate of the next operation that a rank issues on a device. */

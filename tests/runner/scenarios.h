@@ -43,6 +43,8 @@ void test_goodbye(int size, waiting w, uint64_t seed);
 void test_failure_between_messages(int size, waiting w, uint64_t seed);
 void test_goodbye_after_a_message(int size, waiting w, uint64_t seed);
 void test_published_for_the_queue(int size, waiting w, uint64_t seed);
+void test_own_words(int size, waiting w, uint64_t seed);
+void test_cause_is_replaced(int size, waiting w, uint64_t seed);
 void test_behind_a_failure(int size, waiting w, uint64_t seed);
 /* fusing.c */
 void test_fused(int size, waiting w, uint64_t seed);

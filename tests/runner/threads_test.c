@@ -200,6 +200,8 @@ int main(int argc, char **argv) {
       {"declare_from_many", test_declare_from_many},
       {"published_for_the_queue", test_published_for_the_queue},
       {"behind_a_failure", test_behind_a_failure},
+      {"own_words", test_own_words},
+      {"cause_is_replaced", test_cause_is_replaced},
       {"goodbye", test_goodbye},
       {"random_fused", test_random_fused},
       {"fused", test_fused},
