@@ -36,11 +36,20 @@ type hosts struct {
 	sets  []*shadow.Set
 	meet  sync.WaitGroup // ranks that have no shadows yet
 	lost  chan int       // ranks that have lost a link
+
+	mu    sync.Mutex
+	pairs map[[2]int]*shadow.Pair // by rank and remote rank
+}
+
+func (h *hosts) pair(rank, to int) *shadow.Pair {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pairs[[2]int{rank, to}]
 }
 
 func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 	t.Helper()
-	h := &hosts{t: t, size: size, on: on, lost: make(chan int, size*size)}
+	h := &hosts{t: t, size: size, on: on, lost: make(chan int, size*size), pairs: map[[2]int]*shadow.Pair{}}
 	key := handshake.MAC([]byte("a secret"), "test")
 	for range size {
 		var id tcp.Identity
@@ -86,6 +95,9 @@ func (h *hosts) replace(c *runner.Config) {
 			Lost: func(error) { h.lost <- c.Rank }})
 		require.NoError(h.t, err)
 		c.Peers[to] = p.Peer()
+		h.mu.Lock()
+		h.pairs[[2]int{c.Rank, to}] = p
+		h.mu.Unlock()
 	}
 	h.meet.Done()
 	h.meet.Wait()

@@ -59,6 +59,7 @@ func (w Words) Detached(by int) *atomic.Uint64 {
 // SleepFor makes the owner look as if its progress engine slept for a rank: whatever that rank publishes wakes the bell of the engine.
 func (w Words) SleepFor(rank int) {
 	word32(unsafe.Pointer(&w.b.collective.waits_for)).Store(C.SCR_SLEEP_ENGINE | uint32(1+rank))
+	word32(unsafe.Pointer(&w.b.p2p.waits_for)).Store(C.SCR_SLEEP_ENGINE)
 }
 
 // Wake wakes the owner if it sleeps for a flag of a rank. Requires: the flag was stored.
@@ -71,6 +72,17 @@ func (w Words) Wake(rank int, engine Bell) {
 		engine.Ring()
 	} else {
 		Bell{word32(unsafe.Pointer(&w.b.collective.bell))}.Ring()
+	}
+}
+
+// WakeP2P wakes the owner if it sleeps for p2p operations. Requires: the count was stored.
+func (w Words) WakeP2P(engine Bell) {
+	word := word32(unsafe.Pointer(&w.b.p2p.waits_for)).Load()
+	if word&C.SCR_SLEEP_ENGINE != 0 {
+		engine.Ring()
+	}
+	if word&^C.SCR_SLEEP_ENGINE != 0 {
+		Bell{word32(unsafe.Pointer(&w.b.p2p.bell))}.Ring()
 	}
 }
 

@@ -24,14 +24,15 @@ type Config struct {
 	Lost           func(error) // called when the link is lost before the remote rank has left
 }
 
-// memoryOf returns the length of the memory of a pair: for each lane a shared block, and the channels from the remote rank.
+// memoryOf returns the length of the memory of a pair: for each lane a shared block, and the channels and the fifo from the remote rank.
 func memoryOf(size int) int64 {
-	return int64(runner.Lanes) * (runner.SharedBlockBytes(size) + channelsBytes)
+	return int64(runner.Lanes) * (runner.SharedBlockBytes(size) + channelsBytes + fifoBytes)
 }
 
 const (
 	page          = 4096
 	channelsBytes = (runner.Channels*runner.ChannelBytes + page - 1) / page * page // of one lane
+	fifoBytes     = (runner.FifoHeader + runner.FifoBytes + page - 1) / page * page
 )
 
 // Pair is one rank of this process and one remote rank.
@@ -68,6 +69,8 @@ const gaveUp = math.MaxUint64
 type lane struct {
 	own, shadow runner.Words
 	channels    [runner.Channels]channel
+	out         outFifo
+	in          inFifo
 }
 
 type channel struct {
@@ -101,6 +104,9 @@ func newPair(c Config, bell runner.Bell) (*Pair, error) {
 			l.shadow.Channel(c.Rank, k).Store(uint64(at + int64(k)*runner.ChannelBytes))
 		}
 		at += channelsBytes
+		l.in.fifo = runner.FifoAt(unsafe.Add(p.shadow.Arena, at))
+		l.shadow.Fifo(c.Rank).Store(uint64(at))
+		at += fifoBytes
 	}
 	return p, nil
 }
@@ -197,6 +203,13 @@ func (p *Pair) push() (moved bool, err error) {
 			if moved = moved || m; err != nil {
 				return moved, err
 			}
+		}
+		if p.leaving {
+			continue
+		}
+		m, err := p.pushFifo(n)
+		if moved = moved || m; err != nil {
+			return moved, err
 		}
 	}
 	if left != 0 && !p.leaving {
@@ -350,6 +363,8 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 		c.place[0] = runner.PlaceOf(c.in, h.Number).Data[:h.Bytes:h.Bytes]
 		p.placed |= 1 << on
 		return c.place[:], nil
+	case tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit:
+		return p.acceptP2P(on, h)
 	case tcp.Goodbye, tcp.Close:
 		return nil, nil
 	}
@@ -369,9 +384,7 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 	case tcp.Message, tcp.Room:
 		l := &p.lanes[h.Lane]
 		k := int(h.Channel)
-		if room := l.shadow.Taken(p.Rank, k); h.Taken > room.Load() {
-			room.Store(h.Taken)
-		}
+		raise(l.shadow.Taken(p.Rank, k), h.Taken)
 		if h.Kind == tcp.Message {
 			place := runner.PlaceOf(l.channels[k].in, h.Number)
 			*place.Hash, *place.Bytes, *place.Block = h.Hash, uint64(h.Bytes), h.Block
@@ -399,6 +412,8 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 	case tcp.Close:
 		p.closes |= 1 << on
 		p.end()
+	default:
+		p.storeP2P(h)
 	}
 	return false, nil
 }

@@ -1,0 +1,168 @@
+package shadow
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
+)
+
+// The p2p operations of a pair: the pumps mirror the fifos of docs/protocol.md, section 8, byte for byte. All frames of a lane go over the
+// connection of channel 0.
+
+// What may be untold of what this rank has read, and of eager bytes that its recvs have matched, before the remote rank is told. The sum of
+// the first one and of the longest wait of a writer is far below the length of a fifo.
+const (
+	mostUnread     = 128 << 10
+	mostUnreleased = 32 << 10
+)
+
+// outFifo is the way of what this rank has written. The pump's goroutine alone changes it.
+type outFifo struct {
+	pushed   atomic.Uint64 // bytes of the own fifo that were sent, or are being sent
+	eager    atomic.Uint64 // payload bytes of EAGER in them
+	read     uint64        // as the remote rank was told
+	released uint64        // as the remote rank was told
+}
+
+// inFifo is the mirror of what the remote rank has written. Who reads the connection uses it.
+type inFifo struct {
+	fifo    runner.Fifo
+	written uint64
+	at      uint64 // of the frame whose payload is being read
+	eager   uint64 // payload bytes of EAGER so far
+	place   [1][]byte
+}
+
+// kinds of frames of a fifo and of the link.
+var (
+	kindOf  = map[tcp.Kind]int{tcp.Eager: runner.FrameEager, tcp.Announce: runner.FrameAnnounce, tcp.Grant: runner.FrameGrant, tcp.Data: runner.FrameData}
+	frameOf = [...]tcp.Kind{runner.FrameEager: tcp.Eager, runner.FrameAnnounce: tcp.Announce, runner.FrameGrant: tcp.Grant, runner.FrameData: tcp.Data}
+)
+
+// pushFifo sends what lies in this rank's fifo of a lane, and what is untold of the opposite one. It reports whether there was anything.
+func (p *Pair) pushFifo(number int) (moved bool, err error) {
+	l := &p.lanes[number]
+	f := &l.out
+	if offset := l.own.Fifo(p.To).Load(); offset != 0 {
+		own := runner.FifoAt(unsafe.Add(p.Own.Arena, offset))
+		for written := own.Written().Load(); f.pushed.Load() != written; moved = true {
+			at := f.pushed.Load()
+			frame, size, err := own.Frame(at, written)
+			if err != nil {
+				err = fmt.Errorf("shared memory corrupted: the fifo of rank %d to rank %d has %w; %s", p.Rank, p.To, err, runner.StrayPointers)
+				p.Link.Break(err)
+				return moved, err
+			}
+			if frame.Kind == runner.FrameWrap {
+				f.pushed.Store(at + size)
+				continue
+			}
+			if err := p.pushFrame(number, &frame, own.Payload(at, frame.Bytes), at+size); err != nil {
+				return moved, err
+			}
+		}
+	}
+	h := p.header(tcp.Credit)
+	h.Lane, h.Taken, h.Block = uint8(number), l.own.Read(p.To).Load(), l.own.Released(p.To).Load()
+	if h.Taken-f.read >= mostUnread || h.Block-f.released >= mostUnreleased {
+		f.read, f.released, moved = h.Taken, h.Block, true
+		return moved, p.Link.Send(p.connection(number, 0), &h)
+	}
+	return moved, nil
+}
+
+// pushFrame sends a frame of the own fifo, which ends at a position.
+func (p *Pair) pushFrame(number int, frame *runner.Frame, payload []byte, end uint64) error {
+	l := &p.lanes[number]
+	f := &l.out
+	h := p.header(frameOf[frame.Kind])
+	h.Lane, h.Number, h.Taken, h.Block = uint8(number), frame.ID, l.own.Read(p.To).Load(), l.own.Released(p.To).Load()
+	switch frame.Kind {
+	case runner.FrameEager, runner.FrameAnnounce:
+		h.Hash, h.Tag, h.Type = frame.Total, frame.Tag, frame.Type
+	case runner.FrameData:
+		h.Hash = frame.Total
+	}
+	if frame.Kind == runner.FrameEager {
+		f.eager.Add(frame.Bytes)
+	}
+	f.pushed.Store(end) // the remote rank may have taken it before Send returns
+	f.read, f.released = h.Taken, h.Block
+	return p.Link.Send(p.connection(number, 0), &h, payload)
+}
+
+// acceptP2P compares the header of a frame of a fifo, or of CREDIT, with what may come, and returns where its payload goes.
+// Requires: the lock.
+func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
+	if int(h.Lane) >= len(p.lanes) || on != p.connection(int(h.Lane), 0) {
+		return nil, p.wrong(h, "p2p operations of lane %d on connection %d", h.Lane, on)
+	}
+	l := &p.lanes[h.Lane]
+	if pushed := l.out.pushed.Load(); h.Taken > pushed {
+		return nil, p.wrong(h, "%d bytes were read, after %d were sent", h.Taken, pushed)
+	}
+	if eager := l.out.eager.Load(); h.Block > eager {
+		return nil, p.wrong(h, "%d eager bytes were matched, after %d were sent", h.Block, eager)
+	}
+	if h.Kind == tcp.Credit {
+		return nil, nil
+	}
+	f := &l.in
+	n := uint64(h.Bytes)
+	switch h.Kind {
+	case tcp.Eager:
+		if released := l.own.Released(p.To).Load(); runner.Lane(h.Lane) != runner.HostLane || n != h.Hash || f.eager+n-released > runner.EagerCredit {
+			return nil, p.wrong(h, "%d bytes of %d in lane %d, after %d of which %d were matched", n, h.Hash, h.Lane, f.eager, released)
+		}
+	case tcp.Data:
+		if n == 0 && h.Hash != 0 {
+			return nil, p.wrong(h, "no bytes of %d", h.Hash)
+		}
+	}
+	f.at = f.written
+	need, rest := runner.FrameBytes(n), f.fifo.Rest(f.at)
+	if rest < need {
+		f.at += rest
+	}
+	if read := l.own.Read(p.To).Load(); f.at+need-read > runner.FifoBytes {
+		return nil, p.wrong(h, "%d bytes, after %d have come and %d were read", n, f.written, read)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	f.place[0] = f.fifo.Payload(f.at, n)
+	p.placed |= 1 << on
+	return f.place[:], nil
+}
+
+// storeP2P stores what such a frame says, whose payload is in its place.
+// Requires: the lock.
+func (p *Pair) storeP2P(h *tcp.Header) {
+	l := &p.lanes[h.Lane]
+	raise(l.shadow.Released(p.Rank), h.Block)
+	raise(l.shadow.Read(p.Rank), h.Taken)
+	if kind, is := kindOf[h.Kind]; is {
+		f := &l.in
+		n := uint64(h.Bytes)
+		if f.at != f.written {
+			f.fifo.PutWrap(f.written)
+		}
+		f.fifo.Put(f.at, runner.Frame{Kind: kind, Type: h.Type, Tag: h.Tag, Bytes: n, Total: h.Hash, ID: h.Number})
+		if h.Kind == tcp.Eager {
+			f.eager += n
+		}
+		f.written = f.at + runner.FrameBytes(n)
+		f.fifo.Written().Store(f.written)
+	}
+	l.own.WakeP2P(p.engine)
+}
+
+// raise stores a count that never falls. Only its writer calls it.
+func raise(word *atomic.Uint64, to uint64) {
+	if to > word.Load() {
+		word.Store(to)
+	}
+}
