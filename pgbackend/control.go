@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,7 +14,7 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// This file makes control exchanges: small all-gathers of the library's own data, over shared memory, at any time in
+// This file makes control exchanges: small all-gathers of the library's own data, over shared memory and links, at any time in
 // the life of a group. They take no ticket and no number, and no driver is involved, so they also work while
 // collectives hang. docs/protocol.md, section 13, has the words and the reasons; control_failure.go has the errors.
 
@@ -119,6 +120,7 @@ type controlExchange struct {
 	deadline time.Time
 	entries  []*controlEntry // by rank, this one included
 	first    uint64          // number of the first round
+	part     int             // bytes of the message in the own entry
 	all      [][]byte        // messages by rank; nil: not known yet
 }
 
@@ -162,7 +164,7 @@ func (x *controlExchange) rounds(c *controlTopic) (end *coll.Failure) {
 		own.bytes.Store(uint64(len(x.mine)))
 		own.purpose.Store(x.hash)
 		own.named.Store(uint64(copy(own.name[:], x.purpose)))
-		copy(own.data[:], x.mine[min(offset, len(x.mine)):])
+		x.part = copy(own.data[:], x.mine[min(offset, len(x.mine)):])
 		own.posted.Store(n)
 		if end := x.await(postedWord, n); end != nil {
 			return end
@@ -179,6 +181,7 @@ func (x *controlExchange) rounds(c *controlTopic) (end *coll.Failure) {
 		own.taken.Store(n)
 		c.round = n
 	}
+	x.tell(nil) // or with the first look of the next exchange, which nobody begins before
 	return nil
 }
 
@@ -241,7 +244,7 @@ const (
 func (x *controlExchange) await(w roundWord, want uint64) *coll.Failure {
 	missing := make([]int, 0, len(x.entries))
 	for looks, sleep := 0, controlFirstSleep; ; looks++ {
-		missing = missing[:0]
+		missing = x.tell(missing[:0])
 		for rank, e := range x.entries {
 			if rank == x.g.rank {
 				continue
@@ -249,7 +252,9 @@ func (x *controlExchange) await(w roundWord, want uint64) *coll.Failure {
 			switch n := w.of(e).Load(); {
 			case n == want:
 			case n == want-1 && want > 0:
-				missing = append(missing, rank)
+				if !slices.Contains(missing, rank) {
+					missing = append(missing, rank)
+				}
 			default:
 				return x.corrupted(rank, w.name)
 			}
@@ -309,6 +314,9 @@ func (x *controlExchange) ended(missing []int, w roundWord, want uint64) *coll.F
 
 // entry returns the entry of a rank.
 func (t topic) entry(g *Group, rank int) *controlEntry {
+	if r := g.remote(rank); r != nil {
+		return &r.area[t]
+	}
 	area := (*controlArea)(unsafe.Add(g.maps[rank].Base(), g.members[rank].Control))
 	return &area[t]
 }

@@ -58,6 +58,7 @@ type Group struct {
 
 	life    lifetime
 	control [topicCount]controlTopic
+	remotes []*remoteControl // control areas of ranks of other hosts, by rank; nil: all ranks are on this host
 
 	// compiling guards what the engines of both lanes have compiled, and the growth of memory. It is held while programs are
 	// compiled, which may take tenths of a second.

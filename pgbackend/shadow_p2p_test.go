@@ -162,8 +162,8 @@ var phases = []struct {
 	{"a recv without a send", coll.Recv, 100, false, false, false},
 	{"an eager send without a recv", coll.Send, 100, false, false, true},
 	{"an announced send without a recv", coll.Send, 100_000, false, false, false},
-	{"a send half of which has come", coll.Send, 256 << 20, true, true, false},
-	{"a recv half of which has come", coll.Recv, 256 << 20, true, true, false},
+	{"a send half of which has come", coll.Send, 32 << 20, true, true, false},
+	{"a recv half of which has come", coll.Recv, 32 << 20, true, true, false},
 }
 
 // begin posts the operations of a phase and returns them when the phase is reached, that of rank 1 first.
@@ -192,6 +192,7 @@ func (h *hosts) begin(t *testing.T, w *world, phase int) (works []runner.Work) {
 		peer := h.pair(from, 1-from).Peer()
 		told := runner.WordsOf(unsafe.Add(peer.Arena, peer.Shared[runner.HostLane]), 2).Read(from)
 		require.Eventually(t, func() bool { return told.Load() > 1<<20 }, opTimeout, time.Millisecond)
+		h.block(1 - from) // nothing more comes until the test goes on
 	}
 	return works
 }
@@ -204,6 +205,7 @@ func TestP2PIsGivenUpBetweenHosts(t *testing.T) {
 			works := h.begin(t, w, phase)
 			w.groups[0].Abort("enough")
 			require.NoError(t, w.groups[0].Destroy())
+			h.unblock()
 			if f := finish(works[0]); p.done {
 				require.Nil(t, f)
 			} else {
@@ -228,8 +230,15 @@ func TestP2PEndsWithTheLink(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			h, w := apart(t, 2)
 			works := h.begin(t, w, phase)
-			h.nodes[0].Close()
+			closed := make(chan struct{})
+			go func() {
+				defer close(closed)
+				h.nodes[0].Close()
+			}()
+			require.Eventually(t, func() bool { return h.pair(0, 1).Link.Err() != nil }, opTimeout, time.Millisecond)
+			h.unblock()
 			require.Equal(t, 1, <-h.lost)
+			<-closed
 			w.groups[1].peerDied(0)
 			w.groups[0].peerDied(1)
 			if f := finish(works[0]); p.done {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,8 +38,13 @@ type hosts struct {
 	meet  sync.WaitGroup // ranks that have no shadows yet
 	lost  chan int       // ranks that have lost a link
 
-	mu    sync.Mutex
-	pairs map[[2]int]*shadow.Pair // by rank and remote rank
+	stated    atomic.Int32 // states that have come
+	receivers []*blocker
+	unblock   func()
+
+	mu       sync.Mutex
+	pairs    map[[2]int]*shadow.Pair // by rank and remote rank, as the next one
+	controls map[[2]int]*atomic.Pointer[remoteControl]
 }
 
 func (h *hosts) pair(rank, to int) *shadow.Pair {
@@ -49,7 +55,9 @@ func (h *hosts) pair(rank, to int) *shadow.Pair {
 
 func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 	t.Helper()
-	h := &hosts{t: t, size: size, on: on, lost: make(chan int, size*size), pairs: map[[2]int]*shadow.Pair{}}
+	h := &hosts{t: t, size: size, on: on, lost: make(chan int, size*size), pairs: map[[2]int]*shadow.Pair{}, controls: map[[2]int]*atomic.Pointer[remoteControl]{}}
+	free := make(chan struct{})
+	h.unblock = sync.OnceFunc(func() { close(free) })
 	key := handshake.MAC([]byte("a secret"), "test")
 	for range size {
 		var id tcp.Identity
@@ -57,7 +65,9 @@ func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		set := shadow.NewSet()
-		node, err := tcp.NewNode(tcp.Config{Self: id, Data: 2, Receiver: set, Lost: set.Lost}, []net.Listener{l})
+		receiver := &blocker{Receiver: set, free: free}
+		h.receivers = append(h.receivers, receiver)
+		node, err := tcp.NewNode(tcp.Config{Self: id, Data: 2, Receiver: receiver, Lost: set.Lost}, []net.Listener{l})
 		require.NoError(t, err)
 		require.NoError(t, node.AddKey(handshake.Space{}, key))
 		h.ids, h.nodes, h.sets, h.at = append(h.ids, id), append(h.nodes, node), append(h.sets, set), append(h.at, l.Addr().(*net.TCPAddr).AddrPort())
@@ -72,6 +82,7 @@ func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 	}
 	t.Cleanup(func() {
 		openGroup = real
+		h.unblock()
 		for rank, n := range h.nodes {
 			n.Close()
 			h.sets[rank].Close()
@@ -91,8 +102,14 @@ func (h *hosts) replace(c *runner.Config) {
 		l, err := h.nodes[c.Rank].Link(ctx, h.ids[to], []netip.AddrPort{h.at[to]}, handshake.Space{})
 		cancel()
 		require.NoError(h.t, err)
+		control := new(atomic.Pointer[remoteControl])
+		h.mu.Lock()
+		h.controls[[2]int{c.Rank, to}] = control
+		h.mu.Unlock()
 		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Own: own,
-			Lost: func(error) { h.lost <- c.Rank }})
+			Control: func(h *tcp.Header, payload []byte) error { return control.Load().take(h, payload) },
+			Stated:  func() { h.stated.Add(1) },
+			Lost:    func(error) { h.lost <- c.Rank }})
 		require.NoError(h.t, err)
 		c.Peers[to] = p.Peer()
 		h.mu.Lock()

@@ -85,7 +85,8 @@ uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
 }
 
 int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
-  uint32_t word = atomic_load_explicit(&g->peer[rank].shared->collective.waits_for, memory_order_acquire);
+  scr_sleeper *s = &g->peer[rank].shared->collective;
+  uint32_t word = atomic_load_explicit(g->peer[rank].apart ? &s->told : &s->waits_for, memory_order_acquire);
   uint32_t who = scr_sleeps_for(word);
   if (who < 1 || who > (uint32_t)g->size) return -1;
 #ifdef SCR_MUTANT_THERE_COUNTS_AS_WAITING
@@ -93,4 +94,91 @@ int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
 #else
   return scr_channel_is_there(g, rank, (int32_t)who - 1, word) ? -1 : (int32_t)who - 1;
 #endif
+}
+
+/* ---- the state of a rank on its way to another host ---- */
+
+_Static_assert(SCR_STATE_RECORDS == SCR_RECORDS && SCR_STATE_MARKS == SCR_MARKS, "a state has all of them");
+
+enum { RECORD_WORDS = 4, MARK_WORDS = 2, HEAD_WORDS = 4, LANE_WORDS = HEAD_WORDS + RECORD_WORDS * SCR_RECORDS };
+
+static void copy_record(const scr_record *r, uint64_t *out) {
+  uint64_t seq = atomic_load_explicit(&r->seq, memory_order_acquire);
+  out[1] = atomic_load_explicit(&r->hash, memory_order_acquire);
+  out[2] = atomic_load_explicit(&r->bytes, memory_order_acquire);
+  out[3] = atomic_load_explicit(&r->what, memory_order_acquire);
+  out[0] = atomic_load_explicit(&r->seq, memory_order_relaxed) == seq ? seq : 0;
+}
+
+static void copy_mark(const scr_mark *m, uint64_t *out) {
+  uint64_t seq = atomic_load_explicit(&m->seq, memory_order_acquire);
+  out[1] = atomic_load_explicit(&m->hash, memory_order_acquire);
+  out[0] = atomic_load_explicit(&m->seq, memory_order_relaxed) == seq ? seq : 0;
+}
+
+void scr_shared_copy_state(void *const shared[SCR_LANES], uint64_t out[SCR_STATE_WORDS]) {
+  for (int lane = 0; lane < SCR_LANES; lane++, out += LANE_WORDS) {
+    scr_shared_block *b = shared[lane];
+    out[0] = atomic_load_explicit(&b->consumed0, memory_order_acquire);
+    out[1] = atomic_load_explicit(&b->consumed1, memory_order_acquire);
+    out[2] = atomic_load_explicit(&b->reached, memory_order_acquire);
+    out[3] = atomic_load_explicit(&b->collective.waits_for, memory_order_acquire);
+    for (int i = 0; i < SCR_RECORDS; i++) copy_record(&b->records[i], &out[HEAD_WORDS + RECORD_WORDS * i]);
+  }
+  const scr_shared_block *device = shared[SCR_DEVICE_LANE];
+  for (int i = 0; i < SCR_MARKS; i++) copy_mark(&device->marks[i], &out[MARK_WORDS * i]);
+}
+
+/* Whether a rank writes such a state. */
+static bool is_state(const uint64_t *in) {
+  for (int lane = 0; lane < SCR_LANES; lane++, in += LANE_WORDS) {
+    if (in[3] > UINT32_MAX) return false;
+    for (uint64_t i = 0; i < SCR_RECORDS; i++) {
+      uint64_t seq = in[HEAD_WORDS + RECORD_WORDS * i];
+      if (seq > SCR_SEQ_MASK || (seq != 0 && seq % SCR_RECORDS != i)) return false;
+    }
+  }
+  for (uint64_t i = 0; i < SCR_MARKS; i++) {
+    uint64_t seq = in[MARK_WORDS * i];
+    if (seq > SCR_SEQ_MASK || seq % SCR_MARK_EVERY != 0) return false;
+    if (seq != 0 && seq / SCR_MARK_EVERY % SCR_MARKS != i) return false;
+  }
+  return true;
+}
+
+/* Only the caller of scr_shared_put_state() writes these words. */
+static void raise(_Atomic uint64_t *word, uint64_t to) {
+  if (to > atomic_load_explicit(word, memory_order_relaxed)) atomic_store_explicit(word, to, memory_order_release);
+}
+
+/* As the owner of a record does: readers see whole records. */
+static void put_record(scr_record *r, const uint64_t *in) {
+  if (in[0] <= atomic_load_explicit(&r->seq, memory_order_relaxed)) return;
+  atomic_store_explicit(&r->seq, 0, memory_order_relaxed);
+  atomic_store_explicit(&r->hash, in[1], memory_order_release);
+  atomic_store_explicit(&r->bytes, in[2], memory_order_release);
+  atomic_store_explicit(&r->what, in[3], memory_order_release);
+  atomic_store_explicit(&r->seq, in[0], memory_order_release);
+}
+
+static void put_mark(scr_mark *m, const uint64_t *in) {
+  if (in[0] <= atomic_load_explicit(&m->seq, memory_order_relaxed)) return;
+  atomic_store_explicit(&m->seq, 0, memory_order_relaxed);
+  atomic_store_explicit(&m->hash, in[1], memory_order_release);
+  atomic_store_explicit(&m->seq, in[0], memory_order_release);
+}
+
+bool scr_shared_put_state(void *const shared[SCR_LANES], const uint64_t in[SCR_STATE_WORDS]) {
+  if (!is_state(in)) return false;
+  for (int lane = 0; lane < SCR_LANES; lane++, in += LANE_WORDS) {
+    scr_shared_block *b = shared[lane];
+    raise(&b->consumed0, in[0]);
+    raise(&b->consumed1, in[1]);
+    raise(&b->reached, in[2]);
+    atomic_store_explicit(&b->collective.told, (uint32_t)in[3], memory_order_release);
+    for (int i = 0; i < SCR_RECORDS; i++) put_record(&b->records[i], &in[HEAD_WORDS + RECORD_WORDS * i]);
+  }
+  scr_shared_block *device = shared[SCR_DEVICE_LANE];
+  for (int i = 0; i < SCR_MARKS; i++) put_mark(&device->marks[i], &in[MARK_WORDS * i]);
+  return true;
 }

@@ -39,6 +39,7 @@ typedef struct scr_peer {
   const scr_flight_area *flight; /* its flight recorder; NULL where it has none or this process cannot read it */
   uint32_t flight_entries;
   bool flight_stacks;
+  bool apart; /* its shared blocks are shadows (docs/protocol.md, section 16) */
 } scr_peer;
 
 /* Whether `bytes` at `offset` lie inside the peer's arena and `offset` is aligned to SCR_LINE. The peer wrote the

@@ -301,6 +301,16 @@ uint64_t scr_group_consumed(const scr_group *g, int32_t rank);
  * that waits for long is awake from time to time. */
 int32_t scr_group_awaits(const scr_group *g, int32_t rank);
 
+/* What a rank tells a peer that shares no memory with it, for diagnosis (docs/protocol.md, section 16): of each lane
+ * consumed0, consumed1, reached, waits_for and the records, then the marks. A record or mark that its owner is writing
+ * has seq = 0. scr_shared_put_state() stores it in the shadow of the rank, where no word falls. It returns false, and
+ * stores nothing, if no rank writes that. `shared` has the shared blocks by lane. */
+#define SCR_STATE_WORDS (SCR_LANES * (4 + 4 * SCR_STATE_RECORDS) + 2 * SCR_STATE_MARKS)
+#define SCR_STATE_RECORDS 64
+#define SCR_STATE_MARKS 64
+void scr_shared_copy_state(void *const shared[SCR_LANES], uint64_t out[SCR_STATE_WORDS]);
+bool scr_shared_put_state(void *const shared[SCR_LANES], const uint64_t in[SCR_STATE_WORDS]);
+
 /* The program cache. scr_cache_insert() returns false if the cache is full; the program then belongs to one run. */
 scr_program *scr_program_new(void);
 /* Allocates the lists of steps and regions of a sendrecv program. Returns false without memory. */

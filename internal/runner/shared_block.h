@@ -60,6 +60,9 @@ typedef struct scr_sleeper {
   /* 0: awake. Collectives: 1 + the rank whose flag is waited for, and which flag of a channel
    * (SCR_SLEEP_CHANNEL); p2p: how many threads sleep. Plus SCR_SLEEP_ENGINE. Owner writes. */
   alignas(SCR_LINE) _Atomic uint32_t waits_for;
+  /* Of a shadow, in whose waits_for a pump sleeps: waits_for of its rank as that rank told it last (docs/protocol.md,
+   * section 16). */
+  _Atomic uint32_t told;
   /* Futex word of the driver. A thread that wakes it adds to it. */
   alignas(SCR_LINE) _Atomic uint32_t bell;
 } scr_sleeper;

@@ -22,6 +22,12 @@ type Config struct {
 	Own            runner.Peer
 	GaveUp         []byte      // the failure record of the remote rank if it gives up in the rendezvous (runner.EncodeFailure)
 	Lost           func(error) // called when the link is lost before the remote rank has left
+
+	// Control takes an entry of a control exchange of the remote rank: the header of EXCHANGE, and its payload, which it may keep. Stated is
+	// called when a state of the remote rank lies in the shadow. Both are called with the lock of the pair, so they call none of its methods
+	// and wait for nothing. An error of Control ends the link. They may be nil.
+	Control func(*tcp.Header, []byte) error
+	Stated  func()
 }
 
 // memoryOf returns the length of the memory of a pair: for each lane a shared block, and the channels and the fifo from the remote rank.
@@ -47,6 +53,9 @@ type Pair struct {
 	leaving bool       // GOODBYE was sent
 	closing bool       // CLOSE was sent
 
+	controlling sync.Mutex // held while something is sent on the control connection for the pair, but by the pump ASK and STATE
+	quiet       bool       // nothing but CLOSE is sent there any more
+
 	flushed  chan struct{} // closed when GOODBYE was sent on all connections, or is not sent any more
 	flushing sync.Once
 
@@ -60,6 +69,9 @@ type Pair struct {
 	over    bool   // nothing touches the memory of the group of this process any more
 	placed  uint64 // connections that are in the middle of a payload whose place is in the shadow
 	freed   bool   // Free was called, while placed was not 0
+	asking  asking // what is asked of the remote rank
+	asked   bool   // the remote rank has asked
+	payload []byte // of STATE or EXCHANGE, which is being read
 }
 
 // gaveUp is the goodbye of a rank that has given up in the rendezvous. It sets no detached.
@@ -153,6 +165,9 @@ func (p *Pair) awaited() bool {
 func (p *Pair) remove() {
 	p.pushing.Lock()
 	defer p.pushing.Unlock()
+	p.controlling.Lock()
+	p.quiet = true
+	p.controlling.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.removed, p.over = true, true
@@ -208,6 +223,12 @@ func (p *Pair) push() (moved bool, err error) {
 			continue
 		}
 		m, err := p.pushFifo(n)
+		if moved = moved || m; err != nil {
+			return moved, err
+		}
+	}
+	if !p.leaving {
+		m, err := p.pushState()
 		if moved = moved || m; err != nil {
 			return moved, err
 		}
@@ -280,12 +301,14 @@ func (p *Pair) isOver() bool {
 
 // everywhere sends a frame on every connection, behind what was sent there.
 func (p *Pair) everywhere(h tcp.Header) error {
-	for on := range p.Link.Data() + 1 {
-		if err := p.Link.Send(on, &h); err != nil {
-			return err
-		}
+	p.controlling.Lock()
+	p.quiet = true
+	err := p.Link.Send(0, &h)
+	p.controlling.Unlock()
+	for on := 1; err == nil && on <= p.Link.Data(); on++ {
+		err = p.Link.Send(on, &h)
 	}
-	return nil
+	return err
 }
 
 func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
@@ -365,6 +388,8 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 		return c.place[:], nil
 	case tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit:
 		return p.acceptP2P(on, h)
+	case tcp.Ask, tcp.State, tcp.Exchange:
+		return p.acceptControl(h)
 	case tcp.Goodbye, tcp.Close:
 		return nil, nil
 	}
@@ -412,6 +437,8 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 	case tcp.Close:
 		p.closes |= 1 << on
 		p.end()
+	case tcp.Ask, tcp.State, tcp.Exchange:
+		return p.storeControl(h)
 	default:
 		p.storeP2P(h)
 	}

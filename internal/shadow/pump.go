@@ -16,6 +16,9 @@ type Set struct {
 	mu    sync.Mutex
 	pairs map[key]*Pair // a pair that was removed stays until its link ends
 	pumps map[*tcp.Link]*pump
+
+	serving  sync.Mutex // held while a function of Serve is called; no other lock of the package is taken meanwhile
+	services map[group]*service
 }
 
 var _ tcp.Receiver = (*Set)(nil)
@@ -31,7 +34,7 @@ func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.
 
 // NewSet returns a set without pairs.
 func NewSet() *Set {
-	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}}
+	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, services: map[group]*service{}}
 }
 
 // pump sends what the ranks of this process publish for those at the other end of a link.
@@ -182,6 +185,9 @@ func (s *Set) find(l *tcp.Link, h *tcp.Header) *Pair {
 
 // Place implements tcp.Receiver.
 func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
+	if isVerdict(h.Kind) {
+		return s.placeVerdict(from, h)
+	}
 	p := s.find(from, h)
 	if p == nil {
 		return nil, tcp.ErrDrop
@@ -191,6 +197,9 @@ func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 
 // Arrived implements tcp.Receiver.
 func (s *Set) Arrived(from *tcp.Link, on int, h *tcp.Header) error {
+	if isVerdict(h.Kind) {
+		return s.takeVerdict(from, h)
+	}
 	p := s.find(from, h)
 	if p == nil {
 		return fmt.Errorf("internal error: the pair of a frame that was accepted is gone: %v from rank %d to rank %d", h.Kind, h.From, h.To)
@@ -227,6 +236,13 @@ func (s *Set) Close() {
 
 // end stops the pump of a link and returns its pairs. Nothing of them is read any more.
 func (s *Set) end(l *tcp.Link) []*Pair {
+	s.serving.Lock()
+	for g := range s.services {
+		if g.link == l {
+			delete(s.services, g)
+		}
+	}
+	s.serving.Unlock()
 	s.mu.Lock()
 	m := s.pumps[l]
 	delete(s.pumps, l)

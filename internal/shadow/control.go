@@ -1,0 +1,191 @@
+package shadow
+
+import (
+	"errors"
+	"slices"
+
+	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
+)
+
+// What crosses on the control connection: entries of control exchanges (docs/protocol.md, section 13), and the state of a rank, which a
+// diagnosis asks for.
+
+// asking is what this rank wants of the state of the remote one.
+type asking int
+
+const (
+	askNothing asking = iota
+	askSoon           // ASK is to be sent
+	askSent           // its answer has not come
+)
+
+// Ask asks the remote rank for its state: records of calls, progress, and for whom it waits. It lies in the shadow when Config.Stated is
+// called. A question that is not answered yet stands for this one as well, so there is at most one on the way. A rank that has left answers
+// nothing.
+func (s *Set) Ask(p *Pair) {
+	p.mu.Lock()
+	ask := p.asking == askNothing && !p.over
+	if ask {
+		p.asking = askSoon
+	}
+	p.mu.Unlock()
+	if ask {
+		s.ring(p.Link)
+	}
+}
+
+// pushState sends what is to be asked, and answers. It reports whether there was anything.
+func (p *Pair) pushState() (moved bool, err error) {
+	p.mu.Lock()
+	ask, asked := p.asking == askSoon, p.asked
+	if ask {
+		p.asking = askSent
+	}
+	p.asked = false
+	p.mu.Unlock()
+	if ask {
+		h := p.header(tcp.Ask)
+		if err := p.Link.Send(0, &h); err != nil {
+			return true, err
+		}
+	}
+	if asked {
+		h := p.header(tcp.State)
+		if err := p.Link.Send(0, &h, runner.CopyState(p.words(func(l *lane) runner.Words { return l.own }))); err != nil {
+			return true, err
+		}
+	}
+	return ask || asked, nil
+}
+
+func (p *Pair) words(of func(*lane) runner.Words) (list [runner.Lanes]runner.Words) {
+	for n := range p.lanes {
+		list[n] = of(&p.lanes[n])
+	}
+	return list
+}
+
+// ErrEnded is the error of an entry for a pair for which nothing is sent any more, because this rank has left or the pair was removed.
+var ErrEnded = errors.New("nothing is sent for this pair any more")
+
+// SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, and reports whether the frame was taken.
+// Lane, group and ranks of the header are set here.
+func (p *Pair) SendEntry(h tcp.Header, payload ...[]byte) (taken bool, err error) {
+	if !p.controlling.TryLock() {
+		return false, nil
+	}
+	defer p.controlling.Unlock()
+	if p.quiet {
+		return false, ErrEnded
+	}
+	pair := p.header(tcp.Exchange)
+	h.Kind, h.Lane, h.Group, h.From, h.To = pair.Kind, 0, pair.Group, pair.From, pair.To
+	return p.Link.TrySend(0, &h, payload...)
+}
+
+// acceptControl compares the header of a frame of the control connection with what may come, and returns where its payload goes.
+// Requires: the lock.
+func (p *Pair) acceptControl(h *tcp.Header) ([][]byte, error) {
+	switch {
+	case h.Kind == tcp.State && (h.Bytes != runner.StateBytes || p.asking != askSent):
+		return nil, p.wrong(h, "%d bytes of %d, asked for: %t", h.Bytes, runner.StateBytes, p.asking == askSent)
+	case h.Kind == tcp.Exchange && p.Control == nil:
+		return nil, p.wrong(h, "it is of no use here")
+	}
+	if h.Bytes == 0 {
+		return nil, nil
+	}
+	p.payload = make([]byte, h.Bytes)
+	return [][]byte{p.payload}, nil
+}
+
+// storeControl stores what such a frame says. rings: the pump has to answer.
+// Requires: the lock.
+func (p *Pair) storeControl(h *tcp.Header) (rings bool, err error) {
+	payload := p.payload
+	p.payload = nil
+	switch h.Kind {
+	case tcp.Ask:
+		p.asked = true
+		return true, nil
+	case tcp.State:
+		p.asking = askNothing
+		if !runner.PutState(p.words(func(l *lane) runner.Words { return l.shadow }), payload) {
+			return false, p.wrong(h, "no rank has such a state")
+		}
+		if p.Stated != nil {
+			p.Stated()
+		}
+	default:
+		if err := p.Control(h, payload); err != nil {
+			return false, p.wrong(h, "%v", err)
+		}
+	}
+	return false, nil
+}
+
+// service is who takes frames of the verdict of a group that come over a link.
+type service struct {
+	group   group
+	take    func(h *tcp.Header, payload []byte) error
+	payload []byte // which is being read
+}
+
+// group is a group as far as one link serves it.
+type group struct {
+	link   *tcp.Link
+	number uint64
+}
+
+// verdictKinds are the kinds of frames that a member passes to its group, whatever pair of ranks they name.
+var verdictKinds = []tcp.Kind{tcp.Declare, tcp.Collect, tcp.Promise, tcp.Cause, tcp.Lost}
+
+// Serve gives the frames of the verdict of a group that come over a link to a function, also where no pair of the group uses the link. The
+// payload belongs to the function. It waits for nothing, sends nothing, and calls no method of the set; an error of it ends the link. Without
+// a function, such frames are dropped. When the stop that Serve returns has returned, the function is not called any more.
+func (s *Set) Serve(l *tcp.Link, number uint64, take func(h *tcp.Header, payload []byte) error) (stop func()) {
+	g := group{l, number}
+	v := &service{group: g, take: take}
+	s.serving.Lock()
+	defer s.serving.Unlock()
+	s.services[g] = v
+	return func() {
+		s.serving.Lock()
+		defer s.serving.Unlock()
+		if s.services[g] == v {
+			delete(s.services, g)
+		}
+	}
+}
+
+// placeVerdict is Place for a frame of the verdict.
+func (s *Set) placeVerdict(l *tcp.Link, h *tcp.Header) ([][]byte, error) {
+	s.serving.Lock()
+	defer s.serving.Unlock()
+	v := s.services[group{l, h.Group}]
+	if v == nil {
+		return nil, tcp.ErrDrop
+	}
+	v.payload = nil
+	if h.Bytes == 0 {
+		return nil, nil
+	}
+	v.payload = make([]byte, h.Bytes)
+	return [][]byte{v.payload}, nil
+}
+
+// takeVerdict is Arrived for a frame of the verdict. Frames of a link come on its control connection, so one at a time.
+func (s *Set) takeVerdict(l *tcp.Link, h *tcp.Header) error {
+	s.serving.Lock()
+	defer s.serving.Unlock()
+	v := s.services[group{l, h.Group}]
+	if v == nil || len(v.payload) != int(h.Bytes) { // stopped, or begun, while the payload came
+		return nil
+	}
+	payload := v.payload
+	v.payload = nil
+	return v.take(h, payload)
+}
+
+func isVerdict(k tcp.Kind) bool { return slices.Contains(verdictKinds, k) }
