@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -224,20 +225,30 @@ func TestP2PIsGivenUpBetweenHosts(t *testing.T) {
 	}
 }
 
-// A link that is lost in any phase of an operation ends it.
+// A link that is lost in any phase of an operation ends it: the other process closes it, or it is cut.
 func TestP2PEndsWithTheLink(t *testing.T) {
-	for phase, p := range phases {
-		t.Run(p.name, func(t *testing.T) {
+	for n := range 2 * len(phases) {
+		phase, cut := n/2, n%2 == 1
+		p := phases[phase]
+		t.Run(fmt.Sprintf("%s, cut: %t", p.name, cut), func(t *testing.T) {
 			h, w := apart(t, 2)
 			works := h.begin(t, w, phase)
 			closed := make(chan struct{})
 			go func() {
 				defer close(closed)
-				h.nodes[0].Close()
+				if cut {
+					h.pair(0, 1).Link.Break(errors.New("it was cut"))
+				} else {
+					h.nodes[0].Close()
+				}
 			}()
 			require.Eventually(t, func() bool { return h.pair(0, 1).Link.Err() != nil }, opTimeout, time.Millisecond)
 			h.unblock()
-			require.Equal(t, 1, <-h.lost)
+			losers := []int{<-h.lost}
+			if cut {
+				losers = append(losers, <-h.lost)
+			}
+			require.Contains(t, losers, 1)
 			<-closed
 			w.groups[1].peerDied(0)
 			w.groups[0].peerDied(1)
