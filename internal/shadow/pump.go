@@ -135,7 +135,7 @@ func (s *Set) drop(m *pump) {
 
 // Remove ends a pair without telling the remote rank: its group could not be made, and no process can have it. When it returns, nothing
 // touches the memory of the group of this process any more. Frames for the pair are dropped, and it cannot be added again. Config.Lost is called
-// only if the link was lost before.
+// only if the link was lost before. It waits for a frame of the pair that is being sent.
 func (s *Set) Remove(p *Pair) {
 	p.remove()
 	s.mu.Lock()

@@ -32,6 +32,7 @@ const (
 	TakenNotSwapped                                               // the pump marks the post as taken by a store
 	EndOfOneEndsLink                                              // the end of one connection closes the others unread
 	ExitWithoutDrain                                              // a process that exits closes connections with frames unread
+	ExitWithoutFlush                                              // a process exits when its ranks have left, whatever its pump has sent
 	BlockingSend                                                  // a thread that reads a link sends to a full connection without reading
 	lastLinkSwitch
 )
@@ -59,6 +60,7 @@ var linkMutations = []HostMutation{
 	{TakenNotSwapped, "the pump marks the post as taken by a store", "a message into a posted buffer, and a failure", LateWrite},
 	{EndOfOneEndsLink, "the end of one connection closes the others", "a rank exits after its goodbye", BadOutcome},
 	{ExitWithoutDrain, "a process exits with frames unread", "a rank exits after its goodbye", BadOutcome},
+	{ExitWithoutFlush, "a process exits before its pump has sent the goodbye", "a rank exits after its goodbye", BadOutcome},
 	{BlockingSend, "a thread that reads a link blocks in a send", "two threads read and send", Deadlock},
 }
 
@@ -127,6 +129,7 @@ type linkState struct {
 	in       [2]receiver
 	q        [connections]([maxFrames]linkFrame)
 	n        [connections]uint8
+	said     bool              // the writer's pump has sent GOODBYE
 	byes     [connections]bool // GOODBYE has come
 	left     bool              // in the shadow
 	lossLeft uint8
@@ -303,7 +306,8 @@ func (c *linkCase) writerSteps(s linkState, off HostSwitch, step hostStepper) {
 	if s.dead || s.exited {
 		return
 	}
-	if gone := s.out[0].left && (c.channels == 1 || s.out[1].left); c.exits && gone {
+	gone := s.out[0].left && (c.channels == 1 || s.out[1].left)
+	if c.exits && gone && (s.said || off == ExitWithoutFlush) {
 		step("the writer's process exits", func(n *linkState) *violation {
 			n.exited = true
 			if off == ExitWithoutDrain { // frames of the reader that it has not read make its kernel reset the connection
@@ -335,21 +339,20 @@ func (c *linkCase) writerSteps(s linkState, off HostSwitch, step hostStepper) {
 		case w.pumped < w.published && (off != LeavesUnsent || w.published < c.messages):
 			step(fmt.Sprintf("the writer pumps channel %d", i), func(n *linkState) *violation { c.pump(n, i, off); return nil })
 		}
-		if c.goodbye && !w.left && w.published == c.messages && w.pumped == w.published {
-			step(fmt.Sprintf("the rank of channel %d leaves", i), func(n *linkState) *violation {
-				n.out[i].left = true
-				for j := range c.channels {
-					if !n.out[j].left {
-						return nil
-					}
-				}
-				n.push(controlConnection, linkFrame{kind: goodbyeFrame})
-				if off != GoodbyeOnControl {
-					n.push(dataConnection, linkFrame{kind: goodbyeFrame})
-				}
-				return nil
-			})
+		if c.goodbye && !w.left && w.published == c.messages {
+			step(fmt.Sprintf("the rank of channel %d leaves", i), func(n *linkState) *violation { n.out[i].left = true; return nil })
 		}
+	}
+	sent := s.out[0].pumped == s.out[0].published && s.out[1].pumped == s.out[1].published
+	if gone && sent && !s.said && !s.lostAt[0] {
+		step("the writer's pump says goodbye", func(n *linkState) *violation {
+			n.said = true
+			n.push(controlConnection, linkFrame{kind: goodbyeFrame})
+			if off != GoodbyeOnControl {
+				n.push(dataConnection, linkFrame{kind: goodbyeFrame})
+			}
+			return nil
+		})
 	}
 }
 
