@@ -1,8 +1,6 @@
 package shadow
 
 import (
-	"errors"
-	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -53,8 +51,8 @@ type Pair struct {
 	leaving bool       // GOODBYE was sent
 	closing bool       // CLOSE was sent
 
-	controlling sync.Mutex // held while something is sent on the control connection for the pair, but by the pump ASK and STATE
-	quiet       bool       // nothing but CLOSE is sent there any more
+	controlling sync.Mutex // held while GOODBYE, CLOSE or an entry is sent on the control connection
+	quiet       bool       // no entry is sent there any more
 
 	flushed  chan struct{} // closed when GOODBYE was sent on all connections, or is not sent any more
 	flushing sync.Once
@@ -343,106 +341,6 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 		}
 	}
 	return moved, nil
-}
-
-// ---- receiving ----
-
-var errNoFrame = errors.New("a frame that the remote rank does not send")
-
-// wrong returns the error of a frame. The link's own error says of which process it came.
-func (p *Pair) wrong(h *tcp.Header, format string, args ...any) error {
-	return fmt.Errorf("%w: %v from rank %d to rank %d: %s", errNoFrame, h.Kind, p.To, p.Rank, fmt.Sprintf(format, args...))
-}
-
-// accept compares a header with what may come, and returns where its payload goes.
-func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.removed {
-		return nil, tcp.ErrDrop
-	}
-	if p.closes&(1<<on) != 0 || h.Kind != tcp.Close && (p.over || p.byes&(1<<on) != 0) {
-		return nil, p.wrong(h, "it comes on connection %d behind the end", on) // the memory may have been given back
-	}
-	switch h.Kind {
-	case tcp.Message, tcp.Room:
-		if int(h.Lane) >= len(p.lanes) || int(h.Channel) >= runner.Channels || on != p.connection(int(h.Lane), int(h.Channel)) {
-			return nil, p.wrong(h, "channel %d of lane %d on connection %d", h.Channel, h.Lane, on)
-		}
-		l := &p.lanes[h.Lane]
-		c := &l.channels[h.Channel]
-		if sent := c.sent.Load(); h.Taken > sent {
-			return nil, p.wrong(h, "%d messages were taken, after %d were sent", h.Taken, sent)
-		}
-		if h.Kind == tcp.Room {
-			return nil, nil
-		}
-		if taken := l.own.Taken(p.To, int(h.Channel)).Load(); h.Number != c.came+1 || h.Number > taken+runner.ChannelPlaces {
-			return nil, p.wrong(h, "number %d, after %d have come and %d were taken", h.Number, c.came, taken)
-		}
-		if h.Bytes == 0 {
-			return nil, nil
-		}
-		c.place[0] = runner.PlaceOf(c.in, h.Number).Data[:h.Bytes:h.Bytes]
-		p.placed |= 1 << on
-		return c.place[:], nil
-	case tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit:
-		return p.acceptP2P(on, h)
-	case tcp.Ask, tcp.State, tcp.Exchange:
-		return p.acceptControl(h)
-	case tcp.Goodbye, tcp.Close:
-		return nil, nil
-	}
-	return nil, p.wrong(h, "it is of no use here")
-}
-
-// store stores what a frame says, whose payload is in its place. rings: the pump has to do something about it.
-func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.placed &^= 1 << on
-	if p.removed { // after the frame was accepted
-		p.unmap()
-		return false, nil
-	}
-	switch h.Kind {
-	case tcp.Message, tcp.Room:
-		l := &p.lanes[h.Lane]
-		k := int(h.Channel)
-		raise(l.shadow.Taken(p.Rank, k), h.Taken)
-		if h.Kind == tcp.Message {
-			place := runner.PlaceOf(l.channels[k].in, h.Number)
-			*place.Hash, *place.Bytes, *place.Block = h.Hash, uint64(h.Bytes), h.Block
-			l.channels[k].came = h.Number
-			place.Filled.Store(h.Number)
-			runner.SentOf(l.channels[k].in).Store(h.Number)
-		}
-		l.own.Wake(p.To, p.engine)
-	case tcp.Goodbye:
-		if p.byes&(1<<on) != 0 || h.Number == 0 || p.left != 0 && p.left != h.Number {
-			return false, p.wrong(h, "number %d on connection %d", h.Number, on)
-		}
-		p.byes |= 1 << on
-		p.left = h.Number
-		if p.all(p.byes) && h.Number == gaveUp {
-			p.gaveUp = true // the pump does the rest
-			return true, nil
-		}
-		if p.all(p.byes) {
-			p.lanes[runner.HostLane].shadow.Left().Store(h.Number)
-			for n := range p.lanes {
-				p.lanes[n].own.WakeAll(p.engine)
-			}
-		}
-	case tcp.Close:
-		p.closes |= 1 << on
-		p.end()
-	case tcp.Ask, tcp.State, tcp.Exchange:
-		return p.storeControl(h)
-	default:
-		p.storeP2P(h)
-	}
-	return false, nil
 }
 
 // all reports whether a set of connections is complete.
