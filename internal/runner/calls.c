@@ -104,10 +104,18 @@ enum { RECORD_WORDS = 4, MARK_WORDS = 2, HEAD_WORDS = 4, LANE_WORDS = HEAD_WORDS
 
 static void copy_record(const scr_record *r, uint64_t *out) {
   uint64_t seq = atomic_load_explicit(&r->seq, memory_order_acquire);
+#ifdef SCR_MUTANT_RECORD_COPIED_AT_ONCE
+  extern int sched_yield(void);
+  sched_yield(); /* the mutant matters if the owner writes the record meanwhile */
+#endif
   out[1] = atomic_load_explicit(&r->hash, memory_order_acquire);
   out[2] = atomic_load_explicit(&r->bytes, memory_order_acquire);
   out[3] = atomic_load_explicit(&r->what, memory_order_acquire);
+#ifdef SCR_MUTANT_RECORD_COPIED_AT_ONCE
+  out[0] = seq;
+#else
   out[0] = atomic_load_explicit(&r->seq, memory_order_relaxed) == seq ? seq : 0;
+#endif
 }
 
 static void copy_mark(const scr_mark *m, uint64_t *out) {

@@ -78,6 +78,8 @@ void test_wrong_taken(int size, waiting w, uint64_t seed);
 void test_awaits(int size, waiting w, uint64_t seed);
 /* scribble.c */
 void test_random_garbage(int size, waiting w, uint64_t seed);
+/* state.c */
+void test_state(int size, waiting w, uint64_t seed);
 /* recorder.c */
 void test_recorder(int size, waiting w, uint64_t seed);
 

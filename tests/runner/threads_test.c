@@ -232,6 +232,7 @@ int main(int argc, char **argv) {
       {"wrong_taken", test_wrong_taken},
       {"awaits", test_awaits},
       {"random_garbage", test_random_garbage},
+      {"state", test_state},
       {"recorder", test_recorder},
   };
   static const waiting ways[] = {{20, 100}, {0, 0}}; /* the second goes straight to sleep */

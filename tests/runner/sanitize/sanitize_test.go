@@ -217,6 +217,7 @@ type mutation struct{ name, macro, file, scenario string }
 var mutations = []mutation{
 	{"a slot is written again before all have read it", "SLOT_REUSED", "program.c", "random"},
 	{"a failure record changes after it was named", "FAILURE_OVERWRITTEN", "group.c", "declare_from_many"},
+	{"a record is copied while its owner writes it", "RECORD_COPIED_AT_ONCE", "calls.c", "state"},
 	{"a cause that was replaced is freed at once", "CAUSE_FREED", "group.c", "cause_is_replaced"},
 	{"a done function is seen before its context", "DONE_BEFORE_CONTEXT", "run.c", "wait_against_on_done"},
 	{"an entry of the recorder counts while it is written over", "ENTRY_OVERWRITTEN", "recorder.c", "recorder"},
