@@ -44,17 +44,21 @@ func FuzzFrames(f *testing.F) {
 		seed = append(seed, b...)
 	}
 	f.Add(seed)
+	a, b := pairOfEnds(f) // for its link, over which nothing goes
 	f.Fuzz(func(t *testing.T, input []byte) {
-		a, b := pairOfEnds(t)
-		p := b.pair
-		p.Control = func(*tcp.Header, []byte) error { return nil }
-		p.pushing.Lock() // nothing is sent meanwhile
-		defer p.pushing.Unlock()
+		own, free := newOwn(t, 1)
+		defer free()
+		p, err := newPair(Config{Link: b.pair.Link, Group: 5, Rank: 1, To: 0, Size: 2, Own: own, Control: func(*tcp.Header, []byte) error { return nil }}, a.pair.Peer().Apart)
+		require.NoError(t, err)
+		defer func() {
+			p.unread()
+			p.Free()
+		}()
 		low, high := uintptrOf(p.memory), uintptrOf(p.memory)+uintptr(len(p.memory))
 		for ; len(input) >= forgedBytes; input = input[forgedBytes:] {
 			on, h := forged(input)
 			before := [2]uint64{p.lanes[0].in.written, p.lanes[1].in.written}
-			place, err := b.Place(p.Link, on, &h)
+			place, err := p.accept(on, &h)
 			if err != nil {
 				require.Equal(t, before, [2]uint64{p.lanes[0].in.written, p.lanes[1].in.written})
 				return // the link would end
@@ -70,7 +74,7 @@ func FuzzFrames(f *testing.F) {
 				}
 			}
 			require.EqualValues(t, h.Bytes, total)
-			if b.Arrived(p.Link, on, &h) != nil {
+			if _, err := p.store(on, &h); err != nil {
 				return
 			}
 			for n := range p.lanes {
@@ -78,7 +82,6 @@ func FuzzFrames(f *testing.F) {
 				require.LessOrEqual(t, in.written-p.lanes[n].own.Read(0).Load(), uint64(runner.FifoBytes))
 			}
 		}
-		require.NoError(t, a.pair.Link.Err())
 	})
 }
 

@@ -50,7 +50,7 @@ func (e *end) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 
 func (e *end) hold(on int32) { e.held.Store(on + 1) }
 
-func newEnd(t *testing.T, rank int) *end {
+func newEnd(t testing.TB, rank int) *end {
 	t.Helper()
 	e := &end{Set: NewSet(), id: tcp.Identity{byte(1 + rank)}, lost: make(chan error, 1), free: make(chan struct{})}
 	e.goOn = sync.OnceFunc(func() { close(e.free) })
@@ -63,8 +63,8 @@ func newEnd(t *testing.T, rank int) *end {
 	}, Opened: runner.CloseInChild, Closing: runner.KeepInChild}, []net.Listener{l})
 	require.NoError(t, err)
 	require.NoError(t, e.node.AddKey(handshake.Space{}, handshake.Key{1}))
-	memory, err := unix.Mmap(-1, 0, int(fifoAt+2*fifoBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
-	require.NoError(t, err)
+	var free func()
+	e.own, free = newOwn(t, rank)
 	t.Cleanup(func() {
 		e.goOn()
 		e.node.Close()
@@ -72,18 +72,26 @@ func newEnd(t *testing.T, rank int) *end {
 		if e.pair != nil {
 			e.pair.Free()
 		}
-		require.NoError(t, unix.Munmap(memory))
+		free()
 	})
-	e.own = runner.Peer{Arena: unsafe.Pointer(&memory[0]), Bytes: int64(len(memory)), Bell: 0}
-	for n := range e.own.Shared {
-		e.own.Shared[n] = 2*page + int64(n)*runner.SharedBlockBytes(2)
-		runner.FormatSharedBlock(unsafe.Add(e.own.Arena, e.own.Shared[n]), rank, 2, 0)
-	}
 	return e
 }
 
+// newOwn returns the place of the shared blocks of a rank of this process, in an arena of their own.
+func newOwn(t testing.TB, rank int) (own runner.Peer, free func()) {
+	t.Helper()
+	memory, err := unix.Mmap(-1, 0, int(fifoAt+2*fifoBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
+	require.NoError(t, err)
+	own = runner.Peer{Arena: unsafe.Pointer(&memory[0]), Bytes: int64(len(memory)), Bell: 0}
+	for n := range own.Shared {
+		own.Shared[n] = 2*page + int64(n)*runner.SharedBlockBytes(2)
+		runner.FormatSharedBlock(unsafe.Add(own.Arena, own.Shared[n]), rank, 2, 0)
+	}
+	return own, func() { require.NoError(t, unix.Munmap(memory)) }
+}
+
 // pairOfEnds returns two processes with shadows of each other.
-func pairOfEnds(t *testing.T) (a, b *end) {
+func pairOfEnds(t testing.TB) (a, b *end) {
 	t.Helper()
 	a, b = newEnd(t, 0), newEnd(t, 1)
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
