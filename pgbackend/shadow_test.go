@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -109,6 +110,7 @@ func (h *hosts) replace(c *runner.Config) {
 		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Own: own,
 			Control: func(h *tcp.Header, payload []byte) error { return control.Load().take(h, payload) },
 			Stated:  func() { h.stated.Add(1) },
+			GaveUp:  runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: to, Message: fmt.Sprintf("rank %d gave up, see its log", to)}),
 			Lost:    func(error) { h.lost <- c.Rank }})
 		require.NoError(h.t, err)
 		c.Peers[to] = p.Peer()
@@ -177,4 +179,22 @@ func TestLossBetweenHosts(t *testing.T) {
 	require.Equal(t, 0, <-h.lost)
 	w.groups[0].peerDied(1)
 	require.NoError(t, expect(<-failed, coll.PeerFailure, "rank 1"))
+}
+
+// A rank that has given up, while others have joined, is known by the record that was made with its shadow, and the memory of all is given
+// back.
+func TestGiveUpBetweenHosts(t *testing.T) {
+	h := newHosts(t, 2, twoHosts(2))
+	w := worldBy(t, 2, coll.AllReduce, sendrecv.Algorithms(coll.AllReduce)[0], 0, nil)
+	w.groups[0].peers[1] = h.pair(0, 1).Peer() // as if this process had no mapping of the other's memory
+	own := h.pair(1, 0).Own
+	runner.GiveUp(unsafe.Add(own.Arena, own.Shared[runner.HostLane]), &coll.Failure{Status: coll.System, Rank: 1, Message: "what only its log has"})
+	require.NoError(t, expect(sum(w.groups[0], 10), coll.PeerFailure, "rank 1 gave up, see its log"))
+	require.NoError(t, w.groups[0].Destroy())
+	require.NoError(t, w.groups[1].Destroy())
+	require.Eventually(t, func() bool {
+		Get().sweep()
+		return w.groups[0].life.now() == freed && w.groups[1].life.now() == freed
+	}, opTimeout, time.Millisecond)
+	require.NoError(t, h.pair(0, 1).Link.Err())
 }
