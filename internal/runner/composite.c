@@ -7,9 +7,9 @@
 
 struct scr_composite {
   scr_run *run;
-  _Atomic uint32_t left;        /* parts that are not complete, plus one until the composite is closed */
-  _Atomic(scr_cause *) failure; /* owned; the cause of the first part that failed */
-  _Atomic int32_t status;
+  _Atomic uint32_t left;  /* parts that are not complete, plus one until the composite is closed */
+  _Atomic int32_t status; /* of the first part that failed */
+  scr_cause *failure; /* owned; its cause. Written by the thread that has changed `status`, before it counts down. */
   _Atomic uint32_t first; /* a hint that only rises: all parts before this index are complete */
   uint32_t n;
   scr_run *part[]; /* owned */
@@ -42,16 +42,26 @@ static void through(scr_composite *b) {
   if (atomic_fetch_sub_explicit(&b->left, 1, memory_order_acq_rel) != 1) return;
   scr_run *all = b->run;
   all->status = atomic_load_explicit(&b->status, memory_order_relaxed);
-  all->cause = scr_cause_ref(atomic_load_explicit(&b->failure, memory_order_relaxed));
+  all->cause = scr_cause_ref(b->failure);
   scr_run_settle(all, false);
 }
 
 /* Keeps the first failure. Takes the reference to `cause` over. */
 static void note_failure(scr_composite *b, int32_t status, scr_cause *cause) {
-  scr_cause *none = NULL;
-  if (!atomic_compare_exchange_strong(&b->failure, &none, cause)) scr_cause_unref(cause);
   int32_t ok = SAGECOMM_OK;
+#ifdef SCR_MUTANT_CAUSE_OF_ANOTHER_PART
+  scr_cause *none = NULL;
+  if (!__atomic_compare_exchange_n(&b->failure, &none, cause, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    scr_cause_unref(cause);
+  sched_yield();
   atomic_compare_exchange_strong(&b->status, &ok, status);
+  return;
+#endif
+  if (atomic_compare_exchange_strong(&b->status, &ok, status)) {
+    b->failure = cause;
+  } else {
+    scr_cause_unref(cause);
+  }
 }
 
 static void note_part(scr_composite *b, const scr_run *part) {

@@ -168,7 +168,7 @@ int scr_external_met(scr_group *g, scr_run **culprit) {
   return 0;
 }
 
-bool scr_external_sweep(scr_group *g, const scr_run *until, bool all, int32_t status) {
+bool scr_external_sweep(scr_group *g, const scr_run *until, bool all) {
   bool all_done = true;
   scr_run **link = &g->coll.external_head, *before = NULL;
   for (scr_run *r; (r = *link) != NULL;) {
@@ -182,7 +182,7 @@ bool scr_external_sweep(scr_group *g, const scr_run *until, bool all, int32_t st
     *link = r->next_external;
     if (g->coll.external_tail == r) g->coll.external_tail = before;
     r->listed = false;
-    scr_run_finish(r, done ? SAGECOMM_OK : status, r == until);
+    scr_run_finish(r, !done, r == until);
     scr_run_unref(r);
   }
   scr_queue_settle(g);

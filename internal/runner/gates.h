@@ -30,9 +30,9 @@ void scr_external_begin(scr_group *g, scr_run *r);
 /* Compares calls if the stream of a run is done, and may have met those of peers: they have recorded their calls before. Returns 0 or
  * an incident code. */
 int scr_external_met(scr_group *g, scr_run **culprit);
-/* Completes the external runs whose streams are done, and with `all` the others as well, with `status`. `until`: the caller
- * waits for that run. Returns whether all streams were done. */
-bool scr_external_sweep(scr_group *g, const scr_run *until, bool all, int32_t status);
+/* Completes the external runs whose streams are done, and with `all` fails the others with the cause of the group.
+ * `until`: the caller waits for that run. Returns whether all streams were done. */
+bool scr_external_sweep(scr_group *g, const scr_run *until, bool all);
 /* Says at which flag an external run is blocked, and returns it. */
 scr_run *scr_external_block(scr_group *g, scr_run *r);
 /* Compares this rank's calls with those of each peer. Returns 0 or SCR_INCIDENT_MISMATCH. */

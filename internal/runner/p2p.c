@@ -9,8 +9,8 @@
 
 #include <stdlib.h>
 
-void scr_p2p_finish(scr_group *g, scr_run *r, int32_t status) {
-  scr_run_finish(r, status, false);
+void scr_p2p_finish(scr_group *g, scr_run *r, bool failed) {
+  scr_run_finish(r, failed, false);
   scr_run_unref(r);
   g->p2p.activity++;
   /* Another thread of this process may sleep on the shared block's bell until this run is done. */
@@ -70,7 +70,7 @@ static void arrive(scr_group *g, scr_run *r) {
     return;
   }
   scr_keyed_remove(&g->p2p.pair[r->source].receiving, &r->p2p.entry);
-  scr_p2p_finish(g, r, SAGECOMM_OK);
+  scr_p2p_finish(g, r, false);
 }
 
 /* Matches a posted recv with a send. Returns 0 or an incident code. */
@@ -82,7 +82,7 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
   if (!announced) {
     move(&r->out, 0, (unsigned char *)(uintptr_t)data, total, false);
     pair->eager_released += total;
-    scr_p2p_finish(g, r, SAGECOMM_OK);
+    scr_p2p_finish(g, r, false);
     return 0;
   }
   r->p2p.id = id;
@@ -240,7 +240,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
     *budget -= (int64_t)n + FRAME_COST;
     if (r->p2p.moved == r->bytes) {
       scr_list_pop(&pair->granted_head, &pair->granted_tail);
-      scr_p2p_finish(g, r, SAGECOMM_OK);
+      scr_p2p_finish(g, r, false);
     } else {
       scr_fifo_publish(g, to); /* the peer copies this piece while this rank copies the next */
     }
@@ -257,7 +257,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
     scr_list_pop(&pair->send_head, &pair->send_tail);
     if (eager) {
       pair->eager_sent += n;
-      scr_p2p_finish(g, r, SAGECOMM_OK);
+      scr_p2p_finish(g, r, false);
     } else {
       scr_keyed_add(&pair->waiting, &r->p2p.entry, r->p2p.id);
     }
@@ -346,7 +346,7 @@ bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->p2p.pair[p
 
 /* ---- draining ---- */
 
-static void drop(scr_group *g, scr_run *r) { scr_p2p_finish(g, r, scr_copy_error(g, NULL)); }
+static void drop(scr_group *g, scr_run *r) { scr_p2p_finish(g, r, true); }
 
 static void drop_all(scr_group *g, scr_run **head, scr_run **tail) {
   while (*head) drop(g, scr_list_pop(head, tail));

@@ -81,8 +81,9 @@ bool scr_p2p_needs_peer(const scr_group *g, const scr_run *r);
 /* Returns a peer that has left if all peers that could match the run have left, else -1. */
 int32_t scr_p2p_departed(const scr_group *g, const scr_run *r);
 
-/* Completes an operation that is in no list any more, except in `behind`. */
-void scr_p2p_finish(scr_group *g, scr_run *r, int32_t status);
+/* Completes an operation that is in no list any more, except in `behind`. One that has `failed` keeps the cause of the
+ * group. */
+void scr_p2p_finish(scr_group *g, scr_run *r, bool failed);
 
 /* p2p_gate.c: operations on devices.
  * Requires: the p2p lock. */

@@ -32,7 +32,7 @@ static void go_on(scr_group *g, scr_run *r) {
   }
   if (r->kind == SAGECOMM_RECV && atomic_load_explicit(&r->p2p.arrived, memory_order_relaxed)) {
     scr_keyed_remove(&g->p2p.pair[r->source].receiving, &r->p2p.entry);
-    scr_p2p_finish(g, r, SAGECOMM_OK);
+    scr_p2p_finish(g, r, false);
   }
 }
 

@@ -125,7 +125,7 @@ static int drive_externals(scr_group *g, const scr_run *until, scr_run **culprit
   }
   if (g->coll.external_head == NULL) return 0;
   int code = scr_external_met(g, culprit);
-  if (code == 0) scr_external_sweep(g, until, false, SAGECOMM_OK);
+  if (code == 0) scr_external_sweep(g, until, false);
   return code;
 }
 
@@ -163,7 +163,7 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
     }
     queue_pop(g);
     bool stop = r == until;
-    scr_run_finish(r, SAGECOMM_OK, stop);
+    scr_run_finish(r, false, stop);
     scr_run_unref(r);
     if (stop) return SCR_FINISHED;
     if (until_ns != 0 && scr_now() >= until_ns) return queue_first(g) ? SCR_YIELDED : SCR_IDLE;
@@ -174,7 +174,7 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
  * waits: the first operation that would wait fails, and so do all behind it. The slots bound what a dead peer has left;
  * policy.drain_ns bounds the time that live peers can add. */
 void scr_drain(scr_group *g) {
-  bool goes_on = g->coll.external_head == NULL || scr_external_sweep(g, NULL, true, scr_copy_error(g, NULL));
+  bool goes_on = g->coll.external_head == NULL || scr_external_sweep(g, NULL, true);
   int64_t until_ns = 0;
   for (scr_run *r; (r = queue_first(g)) != NULL;) {
     goes_on = goes_on && !r->gate.external && r->coll.program != NULL;
@@ -185,7 +185,7 @@ void scr_drain(scr_group *g) {
       goes_on = scr_run_advance(g, r, until_ns) == SCR_FINISHED;
     }
     queue_pop(g);
-    scr_run_finish(r, goes_on ? SAGECOMM_OK : scr_copy_error(g, NULL), false);
+    scr_run_finish(r, !goes_on, false);
     goes_on = goes_on && scr_now() < until_ns;
     scr_run_unref(r);
   }

@@ -131,14 +131,25 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
   return true;
 }
 
-void scr_run_finish(scr_run *r, int32_t status, bool waiter) {
-  r->status = status;
-  if (status < 0) r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
+void scr_run_finish(scr_run *r, bool failed, bool waiter) {
+  r->status = SAGECOMM_OK;
+  if (SCR_UNLIKELY(failed)) {
+#ifdef SCR_MUTANT_CAUSE_READ_TWICE
+    extern int sched_yield(void);
+    r->status = scr_copy_error(r->group, NULL);
+    sched_yield();
+    r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
+#else
+    /* Read once: the cause may be replaced, and status, rank and text are of one. */
+    r->cause = scr_cause_ref(atomic_load_explicit(&r->group->cause, memory_order_acquire));
+    r->status = scr_cause_copy(r->cause, NULL);
+#endif
+  }
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_gate_open(r);
   if (SCR_UNLIKELY(r->members != NULL)) {
     scr_carrier_finished(r, waiter);
   } else if (SCR_LIKELY(!r->agrees)) {
-    scr_note_finished(r->group, r, status == SAGECOMM_OK);
+    scr_note_finished(r->group, r, !failed);
   }
   scr_run_settle(r, waiter);
 #ifdef SCR_MUTANT_GATE_OPENED_AGAIN

@@ -179,8 +179,9 @@ void scr_run_unref(scr_run *r);
  * run points to the caller's arrays instead of copying them. Returns false without memory. */
 bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t *scratch);
 /* Marks the run complete and wakes its waiters. If it has a done function and no waiter would call it (`waiter`: the
- * caller is one), hands it to the completers. Drops no reference. */
-void scr_run_finish(scr_run *r, int32_t status, bool waiter);
+ * caller is one), hands it to the completers. Drops no reference. A run that has `failed` keeps the cause that its group
+ * has now. */
+void scr_run_finish(scr_run *r, bool failed, bool waiter);
 /* Does the same for a run whose status and cause are set already. */
 void scr_run_settle(scr_run *r, bool waiter);
 /* Calls the done function unless another thread has claimed that. */

@@ -219,6 +219,8 @@ var mutations = []mutation{
 	{"a failure record changes after it was named", "FAILURE_OVERWRITTEN", "group.c", "declare_from_many"},
 	{"a record is copied while its owner writes it", "RECORD_COPIED_AT_ONCE", "calls.c", "state"},
 	{"a cause that was replaced is freed at once", "CAUSE_FREED", "group.c", "cause_is_replaced"},
+	{"the status of a failed operation is of another cause than its text", "CAUSE_READ_TWICE", "run.c", "cause_is_replaced"},
+	{"a composite has the status of one failed part and the text of another", "CAUSE_OF_ANOTHER_PART", "composite.c", "cause_is_replaced"},
 	{"a done function is seen before its context", "DONE_BEFORE_CONTEXT", "run.c", "wait_against_on_done"},
 	{"an entry of the recorder counts while it is written over", "ENTRY_OVERWRITTEN", "recorder.c", "recorder"},
 	{"one thread for done functions must do", "ONE_CALLBACK_THREAD", "engine.c", "nested_done"},
