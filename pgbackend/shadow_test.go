@@ -94,6 +94,7 @@ func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 
 // replace puts shadows into the places of ranks of other hosts. It returns when all ranks have theirs.
 func (h *hosts) replace(c *runner.Config) {
+	c.FailureRank = c.Rank
 	own := c.Peers[c.Rank]
 	for to := range c.Peers {
 		if h.on(to) == h.on(c.Rank) {

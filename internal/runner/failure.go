@@ -184,12 +184,13 @@ func (g *Group) Down(f *coll.Failure) {
 // FailureRank returns the rank whose shared block has the failure word of the group.
 func (g *Group) FailureRank() int { return g.word }
 
-// Recause replaces the cause with which this lane is down. Operations that have failed keep theirs.
+// Recause replaces the cause with which this lane is down. Operations that have failed keep theirs. It reports whether there was memory for
+// that; else the lane keeps its cause, and other ranks may have another one: the caller logs it.
 // Requires: the group is down, and cannot be closed meanwhile.
-func (g *Group) Recause(f *coll.Failure) {
+func (g *Group) Recause(f *coll.Failure) bool {
 	var e C.sagecomm_error
 	fillError(&e, f)
-	C.scr_group_recause(g.c, &e)
+	return bool(C.scr_group_recause(g.c, &e))
 }
 
 // coll.ManyParts equals the limit up to which C counts. This does not compile where they differ.

@@ -3,8 +3,6 @@
  * Requires: the p2p lock, for every function. */
 #include "p2p.h"
 
-static inline uint64_t frame_bytes(uint64_t payload) { return SCR_FRAME_HEADER + ((payload + 63) & ~UINT64_C(63)); }
-
 /* Finds the peer's fifo to this rank. Returns false if it does not exist yet. */
 bool scr_fifo_open(scr_group *g, int32_t peer) {
   scr_p2p_pair *pair = &g->p2p.pair[peer];
@@ -39,7 +37,7 @@ static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
 
 scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload) {
   scr_p2p_pair *pair = &g->p2p.pair[peer];
-  uint64_t need = frame_bytes(payload), at = pair->written & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
+  uint64_t need = scr_frame_bytes(payload), at = pair->written & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
   uint64_t want = rest < need ? rest + need : need;
   if (free_bytes(g, peer, want) < want) return NULL;
   if (rest < need) {
@@ -51,7 +49,7 @@ scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload) {
   return (scr_frame *)(void *)(pair->out->data + at);
 }
 
-void scr_fifo_put(scr_p2p_pair *pair, uint64_t payload) { pair->written += frame_bytes(payload); }
+void scr_fifo_put(scr_p2p_pair *pair, uint64_t payload) { pair->written += scr_frame_bytes(payload); }
 
 /* Copies a header, so that the checked values are those that are used, even if the peer overwrites it. */
 static void copy_header(scr_frame *to, unsigned char *from) {
@@ -62,23 +60,6 @@ static void copy_header(scr_frame *to, unsigned char *from) {
   memcpy(to, word, sizeof word);
 }
 
-/* Whether a frame is valid. `rest` is the number of bytes from the frame to the end of the fifo. */
-static bool well_formed(const scr_frame *f, uint64_t rest) {
-  switch (f->type) {
-    case SCR_FRAME_EAGER:
-      return f->bytes == f->total && f->bytes <= SCR_EAGER_BYTES;
-    case SCR_FRAME_ANNOUNCE:
-    case SCR_FRAME_GRANT:
-      return f->bytes == 0;
-    case SCR_FRAME_DATA:
-      return f->bytes <= SCR_PIECE_BYTES && (f->bytes > 0 || f->total == 0);
-    case SCR_FRAME_WRAP: /* a WRAP frame that fills the whole fifo would repeat without end */
-      return f->bytes == rest - SCR_FRAME_HEADER && rest < SCR_FIFO_BYTES;
-    default:
-      return false;
-  }
-}
-
 const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
   scr_p2p_pair *pair = &g->p2p.pair[peer];
   for (;;) {
@@ -87,15 +68,14 @@ const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
     if (there == 0) return NULL;
     uint64_t at = pair->read & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
     copy_header(f, pair->in->data + at);
-    pair->broken = there > SCR_FIFO_BYTES || !well_formed(f, rest) || frame_bytes(f->bytes) > there ||
-                   frame_bytes(f->bytes) > rest;
+    pair->broken = !scr_frame_fits(f->type, f->bytes, f->total, there, rest);
     if (pair->broken) return NULL;
     if (f->type != SCR_FRAME_WRAP) return pair->in->data + at + SCR_FRAME_HEADER;
     pair->read += rest;
   }
 }
 
-void scr_fifo_take(scr_p2p_pair *pair, uint64_t payload) { pair->read += frame_bytes(payload); }
+void scr_fifo_take(scr_p2p_pair *pair, uint64_t payload) { pair->read += scr_frame_bytes(payload); }
 
 bool scr_fifo_publish(scr_group *g, int32_t peer) {
   scr_p2p_pair *pair = &g->p2p.pair[peer];

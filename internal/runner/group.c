@@ -148,7 +148,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     }
   }
   g->shared = peer[g->rank].shared;
-  g->failure = &peer[config->failure_rank].lane[SCR_HOST_LANE]->failure;
+  g->failure = g->host != g ? g->host->failure : &peer[config->failure_rank].lane[SCR_HOST_LANE]->failure;
   atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT | (config->fuses ? SCR_FUSES : 0), memory_order_release);
   __atomic_store_n(&groups[index], g, __ATOMIC_RELEASE);
   if (g->host != g) atomic_store_explicit(&g->host->device, g, memory_order_release);
@@ -368,9 +368,9 @@ void scr_group_down(scr_group *g, const sagecomm_error *error) {
 }
 
 /* A thread that has read the old cause may not hold a reference to it yet, so the group keeps its own until it is closed. */
-void scr_group_recause(scr_group *g, const sagecomm_error *error) {
+bool scr_group_recause(scr_group *g, const sagecomm_error *error) {
   scr_cause *cause = scr_cause_new(error);
-  if (cause == NULL) return;
+  if (cause == NULL) return false;
   scr_spin_lock(&g->queue_lock);
   scr_cause *old = atomic_exchange_explicit(&g->cause, cause, memory_order_acq_rel);
 #ifdef SCR_MUTANT_CAUSE_FREED
@@ -382,6 +382,7 @@ void scr_group_recause(scr_group *g, const sagecomm_error *error) {
   }
 #endif
   scr_spin_unlock(&g->queue_lock);
+  return true;
 }
 
 int32_t scr_group_error(sagecomm_group group, sagecomm_error *err) {

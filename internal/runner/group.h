@@ -167,7 +167,8 @@ struct scr_group {
   _Atomic uint64_t batch_shapes[SCR_BATCH_SHAPES];
 
   _Atomic(scr_cause *) cause; /* stored once; only scr_group_recause() replaces it */
-  scr_cause *replaced;        /* causes that were replaced. queue_lock. */
+  /* Causes that were replaced. queue_lock; scr_group_close() reads it without, when no thread is inside. */
+  scr_cause *replaced;
 
   /* P2p operations. Guarded by `lock`, except for the atomics. */
   struct {

@@ -112,7 +112,7 @@ static int keep_unexpected(scr_group *g, int32_t from, const scr_frame *f, const
   return 0;
 }
 
-/* Handles a frame that well_formed() has accepted. Returns 0 or an incident code. */
+/* Handles a frame that scr_frame_fits() has accepted. Returns 0 or an incident code. */
 static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsigned char *data, scr_run **culprit) {
   scr_p2p_pair *pair = &g->p2p.pair[from];
   scr_run *r;

@@ -25,6 +25,7 @@ import "C"
 
 import (
 	"errors"
+	"fmt"
 	"time"
 	"unsafe"
 
@@ -151,7 +152,7 @@ type Config struct {
 	Timeline    bool   // the group keeps events for TakeTrace
 	Trace       bool   // Handler.Trace is called for every operation
 	Fuses       bool   // Handler gathers collectives: see bucket.go
-	FailureRank int    // the rank whose shared block has the failure word: 0, or Rank where the ranks of the group share no memory
+	FailureRank int    // of the host lane: the rank whose shared block has the failure word: 0, or Rank where the ranks of the group share no memory
 	Policy      Policy
 }
 
@@ -168,6 +169,13 @@ type Group struct {
 
 // OpenGroup opens a lane. Requires: the shared blocks of all ranks are mapped.
 func OpenGroup(c Config) (*Group, error) {
+	word := c.FailureRank
+	if c.Host != nil {
+		word = c.Host.word
+	}
+	if word < 0 || word >= len(c.Peers) {
+		return nil, fmt.Errorf("internal error: the failure word of a group of %d ranks in the shared block of rank %d", len(c.Peers), word)
+	}
 	// The memory is zeroed, because the garbage collector looks at a pointer before it is overwritten.
 	peers := C.calloc(C.size_t(len(c.Peers)), C.sizeof_scr_peer_config)
 	defer C.free(peers)
@@ -179,14 +187,14 @@ func OpenGroup(c Config) (*Group, error) {
 	config := C.scr_group_config{
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), lane: C.uint32_t(c.Lane), timeout_ns: C.int64_t(c.Timeout),
 		spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
-		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), fuses: C.bool(c.Fuses), failure_rank: C.int32_t(c.FailureRank), peers: (*C.scr_peer_config)(peers),
+		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), fuses: C.bool(c.Fuses), failure_rank: C.int32_t(word), peers: (*C.scr_peer_config)(peers),
 		policy: C.scr_policy{sync_ns: C.int64_t(c.Policy.Sync), sleep_ns: C.int64_t(c.Policy.Sleep), begin_bytes: C.uint64_t(c.Policy.BeginBytes),
 			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), gate_ns: C.int64_t(c.Policy.Gate), at_once_ns: C.int64_t(c.Policy.AtOnce)},
 	}
 	if c.Host != nil {
 		config.host = c.Host.c
 	}
-	g := &Group{rank: c.Rank, size: len(c.Peers), lane: c.Lane, word: c.FailureRank}
+	g := &Group{rank: c.Rank, size: len(c.Peers), lane: c.Lane, word: word}
 	g.handle = uint64(C.scr_group_open(&config, &g.c))
 	if g.handle == 0 {
 		return nil, errors.New("sagecomm: no memory for another group, or more than 4096 of them exist; destroy some")

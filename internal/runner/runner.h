@@ -195,9 +195,9 @@ typedef struct scr_group_config {
   bool trace;              /* calls the hook `trace` for every operation */
   bool timeline;           /* keeps events for scr_group_take_trace() */
   bool fuses;              /* Go gathers operations: see bucket.h */
-  int32_t
-      failure_rank; /* the rank whose shared block has the failure word: 0, or this rank where the ranks of the group
-                              share no memory (docs/protocol.md, section 16) */
+  /* Of the host lane, whose word the device lane uses: the rank whose shared block has the failure word. 0, or this rank
+   * where the ranks of the group share no memory (docs/protocol.md, section 16). */
+  int32_t failure_rank;
   scr_policy policy;
   const scr_peer_config *peers;
 } scr_group_config;
@@ -263,9 +263,9 @@ bool scr_group_gave_up(const scr_group *g, int32_t rank, void *record, size_t n)
 /* Marks the group as down in this process and completes its queued runs. Later calls get `error`, or that of an
  * earlier scr_group_down(). */
 void scr_group_down(scr_group *g, const sagecomm_error *error);
-/* Replaces the cause of this lane. Operations that have failed keep theirs. Without memory the cause stays.
+/* Replaces the cause of this lane. Operations that have failed keep theirs. Returns false without memory: the cause stays.
  * Requires: the group is down, and the caller keeps it open. */
-void scr_group_recause(scr_group *g, const sagecomm_error *error);
+bool scr_group_recause(scr_group *g, const sagecomm_error *error);
 /* Wakes every sleeping rank, in both lanes, so that it looks at the failure word. */
 void scr_group_wake_all(scr_group *g);
 

@@ -59,7 +59,17 @@ func (w Words) Detached(by int) *atomic.Uint64 {
 // SleepFor makes the owner look as if its progress engine slept for a rank: whatever that rank publishes wakes the bell of the engine.
 func (w Words) SleepFor(rank int) {
 	word32(unsafe.Pointer(&w.b.collective.waits_for)).Store(C.SCR_SLEEP_ENGINE | uint32(1+rank))
-	word32(unsafe.Pointer(&w.b.p2p.waits_for)).Store(C.SCR_SLEEP_ENGINE)
+	waits, _ := w.P2PSleeper()
+	waits.Store(SleepEngine)
+}
+
+// SleepEngine is the bit of a rank whose progress engine sleeps.
+const SleepEngine = uint32(C.SCR_SLEEP_ENGINE)
+
+// P2PSleeper returns the word in which the owner says who of it sleeps for p2p operations, a count of threads and SleepEngine, and the bell of
+// these threads.
+func (w Words) P2PSleeper() (waitsFor, bell *atomic.Uint32) {
+	return word32(unsafe.Pointer(&w.b.p2p.waits_for)), word32(unsafe.Pointer(&w.b.p2p.bell))
 }
 
 // Wake wakes the owner if it sleeps for a flag of a rank. Requires: the flag was stored.
@@ -77,12 +87,13 @@ func (w Words) Wake(rank int, engine Bell) {
 
 // WakeP2P wakes the owner if it sleeps for p2p operations. Requires: the count was stored.
 func (w Words) WakeP2P(engine Bell) {
-	word := word32(unsafe.Pointer(&w.b.p2p.waits_for)).Load()
-	if word&C.SCR_SLEEP_ENGINE != 0 {
+	waits, bell := w.P2PSleeper()
+	word := waits.Load()
+	if word&SleepEngine != 0 {
 		engine.Ring()
 	}
-	if word&^C.SCR_SLEEP_ENGINE != 0 {
-		Bell{word32(unsafe.Pointer(&w.b.p2p.bell))}.Ring()
+	if word&^SleepEngine != 0 {
+		Bell{bell}.Ring()
 	}
 }
 

@@ -24,6 +24,9 @@ const (
 	FrameWrap     = C.SCR_FRAME_WRAP
 )
 
+// Line is what the offset of shared memory is a multiple of.
+const Line = C.SCR_LINE
+
 // Limits of frames.
 const (
 	EagerBytes  = C.SCR_EAGER_BYTES
@@ -77,14 +80,14 @@ type Frame struct {
 
 // Frame returns the header of the frame at a position, and how much of the fifo the frame takes. written is the number of bytes that are there.
 func (f Fifo) Frame(n, written uint64) (h Frame, size uint64, err error) {
-	c := (*C.scr_frame)(f.at(n))
+	c := *(*C.scr_frame)(f.at(n)) // what is checked is what is sent, even if somebody writes there meanwhile
 	h = Frame{Kind: int(c._type), Type: uint8(c.dtype), Tag: int32(c.tag), Bytes: uint64(c.bytes), Total: uint64(c.total), ID: uint64(c.id)}
 	size = FrameBytes(h.Bytes)
 	if h.Kind == FrameWrap {
 		size = f.Rest(n)
 	}
-	if h.Kind < FrameEager || h.Kind > FrameWrap || h.Bytes > FifoBytes || size > written-n || size > f.Rest(n) || c.dtype > 0xff {
-		err = fmt.Errorf("a frame of kind %d with %d bytes, where %d are there and %d are left to the end of the fifo", h.Kind, h.Bytes, written-n, f.Rest(n))
+	if !bool(C.scr_frame_fits(C.uint32_t(c._type), C.uint64_t(h.Bytes), C.uint64_t(h.Total), C.uint64_t(written-n), C.uint64_t(f.Rest(n)))) || c.dtype > 0xff {
+		err = fmt.Errorf("a frame of kind %d with %d bytes of %d at %d, where %d bytes are written", h.Kind, h.Bytes, h.Total, n, written)
 	}
 	return h, size, err
 }

@@ -143,7 +143,7 @@ typedef struct scr_shared_block {
   alignas(SCR_LINE) _Atomic uint64_t reached; /* device lane: the last collective whose input was ready on this rank */
   scr_sleeper collective;
   scr_sleeper p2p;
-  /* Host lane of rank 0: 1 + the rank whose record is the first cause. */
+  /* Host lane, of rank 0, or of each rank where the ranks share no memory: 1 + the rank whose record is the first cause. */
   alignas(SCR_LINE) _Atomic uint64_t failure;
   alignas(SCR_LINE) unsigned char failure_record[SCR_FAILURE_BYTES]; /* host lane */
   alignas(SCR_LINE) scr_record records[SCR_RECORDS];

@@ -46,13 +46,13 @@ func (p *Pair) pushState() (moved bool, err error) {
 	p.mu.Unlock()
 	if ask {
 		h := p.header(tcp.Ask)
-		if err := p.Link.Send(0, &h); err != nil {
+		if err := p.bare(0, &h); err != nil {
 			return true, err
 		}
 	}
 	if asked {
 		h := p.header(tcp.State)
-		if err := p.Link.Send(0, &h, runner.CopyState(p.words(func(l *lane) runner.Words { return l.own }))); err != nil {
+		if err := p.bare(0, &h, runner.CopyState(p.words(func(l *lane) runner.Words { return l.own }))); err != nil {
 			return true, err
 		}
 	}

@@ -3,13 +3,12 @@ package shadow
 import (
 	"fmt"
 	"sync/atomic"
-	"unsafe"
 
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
 )
 
-// The p2p operations of a pair: the pumps mirror the fifos of docs/protocol.md, section 8, byte for byte. All frames of a lane go over the
+// The p2p operations of a pair: the pumps mirror the fifos of docs/protocol.md, section 8, frame for frame. All frames of a lane go over the
 // connection of channel 0.
 
 // What may be untold of what this rank has read, and of eager bytes that its recvs have matched, before the remote rank is told. The sum of
@@ -21,19 +20,26 @@ const (
 
 // outFifo is the way of what this rank has written. The pump's goroutine alone changes it.
 type outFifo struct {
-	pushed   atomic.Uint64 // bytes of the own fifo that were sent, or are being sent
-	eager    atomic.Uint64 // payload bytes of EAGER in them
-	read     uint64        // as the remote rank was told
-	released uint64        // as the remote rank was told
+	offset   *atomic.Uint64 // of this rank's fifo, 0 before there is one
+	fifo     runner.Fifo    // this rank's
+	found    bool           // there is one
+	room     *atomic.Uint64 // read by the remote rank: in the shadow
+	credit   *atomic.Uint64 // eager bytes that the remote rank has matched: in the shadow
+	pushed   atomic.Uint64  // bytes of the own fifo that were sent, or are being sent
+	eager    atomic.Uint64  // payload bytes of EAGER in them
+	read     uint64         // as the remote rank was told
+	released uint64         // as the remote rank was told
 }
 
 // inFifo is the mirror of what the remote rank has written. Who reads the connection uses it.
 type inFifo struct {
-	fifo    runner.Fifo
-	written uint64
-	at      uint64 // of the frame whose payload is being read
-	eager   uint64 // payload bytes of EAGER so far
-	place   [1][]byte
+	fifo     runner.Fifo
+	read     *atomic.Uint64 // by this rank
+	released *atomic.Uint64 // eager bytes that this rank has matched
+	written  uint64
+	at       uint64 // of the frame whose payload is being read
+	eager    uint64 // payload bytes of EAGER so far
+	place    [1][]byte
 }
 
 // kinds of frames of a fifo and of the link.
@@ -46,8 +52,15 @@ var (
 func (p *Pair) pushFifo(number int) (moved bool, err error) {
 	l := &p.lanes[number]
 	f := &l.out
-	if offset := l.own.Fifo(p.To).Load(); offset != 0 {
-		own := runner.FifoAt(unsafe.Add(p.Own.Arena, offset))
+	if offset := f.offset.Load(); !f.found && offset != 0 {
+		at, err := p.find("fifo", offset, runner.FifoHeader+runner.FifoBytes)
+		if err != nil {
+			return false, err
+		}
+		f.fifo, f.found = runner.FifoAt(at), true
+	}
+	if f.found {
+		own := f.fifo
 		for written := own.Written().Load(); f.pushed.Load() != written; moved = true {
 			at := f.pushed.Load()
 			frame, size, err := own.Frame(at, written)
@@ -66,10 +79,10 @@ func (p *Pair) pushFifo(number int) (moved bool, err error) {
 		}
 	}
 	h := p.header(tcp.Credit)
-	h.Lane, h.Taken, h.Block = uint8(number), l.own.Read(p.To).Load(), l.own.Released(p.To).Load()
+	h.Lane, h.Taken, h.Block = uint8(number), l.in.read.Load(), l.in.released.Load()
 	if h.Taken-f.read >= mostUnread || h.Block-f.released >= mostUnreleased {
 		f.read, f.released, moved = h.Taken, h.Block, true
-		return moved, p.Link.Send(p.connection(number, 0), &h)
+		return moved, p.bare(p.connection(number, 0), &h)
 	}
 	return moved, nil
 }
@@ -79,7 +92,7 @@ func (p *Pair) pushFrame(number int, frame *runner.Frame, payload []byte, end ui
 	l := &p.lanes[number]
 	f := &l.out
 	h := p.header(frameOf[frame.Kind])
-	h.Lane, h.Number, h.Taken, h.Block = uint8(number), frame.ID, l.own.Read(p.To).Load(), l.own.Released(p.To).Load()
+	h.Lane, h.Number, h.Taken, h.Block = uint8(number), frame.ID, l.in.read.Load(), l.in.released.Load()
 	switch frame.Kind {
 	case runner.FrameEager, runner.FrameAnnounce:
 		h.Hash, h.Tag, h.Type = frame.Total, frame.Tag, frame.Type
@@ -114,7 +127,7 @@ func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
 	n := uint64(h.Bytes)
 	switch h.Kind {
 	case tcp.Eager:
-		if released := l.own.Released(p.To).Load(); runner.Lane(h.Lane) != runner.HostLane || n != h.Hash || f.eager+n-released > runner.EagerCredit {
+		if released := f.released.Load(); runner.Lane(h.Lane) != runner.HostLane || n != h.Hash || f.eager+n-released > runner.EagerCredit {
 			return nil, p.wrong(h, "%d bytes of %d in lane %d, after %d of which %d were matched", n, h.Hash, h.Lane, f.eager, released)
 		}
 	case tcp.Data:
@@ -127,7 +140,7 @@ func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
 	if rest < need {
 		f.at += rest
 	}
-	if read := l.own.Read(p.To).Load(); f.at+need-read > runner.FifoBytes {
+	if read := f.read.Load(); f.at+need-read > runner.FifoBytes {
 		return nil, p.wrong(h, "%d bytes, after %d have come and %d were read", n, f.written, read)
 	}
 	if n == 0 {
@@ -142,9 +155,10 @@ func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
 // Requires: the lock.
 func (p *Pair) storeP2P(h *tcp.Header) {
 	l := &p.lanes[h.Lane]
-	raise(l.shadow.Released(p.Rank), h.Block)
-	raise(l.shadow.Read(p.Rank), h.Taken)
+	news := raise(l.out.credit, h.Block)
+	news = raise(l.out.room, h.Taken) || news
 	if kind, is := kindOf[h.Kind]; is {
+		news = true
 		f := &l.in
 		n := uint64(h.Bytes)
 		if f.at != f.written {
@@ -157,12 +171,16 @@ func (p *Pair) storeP2P(h *tcp.Header) {
 		f.written = f.at + runner.FrameBytes(n)
 		f.fifo.Written().Store(f.written)
 	}
-	l.own.WakeP2P(p.engine)
+	if news { // what says nothing new wakes nobody
+		l.own.WakeP2P(p.engine)
+	}
 }
 
-// raise stores a count that never falls. Only its writer calls it.
-func raise(word *atomic.Uint64, to uint64) {
-	if to > word.Load() {
-		word.Store(to)
+// raise stores a count that never falls, and reports whether it has risen. Only its writer calls it.
+func raise(word *atomic.Uint64, to uint64) bool {
+	if to <= word.Load() {
+		return false
 	}
+	word.Store(to)
+	return true
 }

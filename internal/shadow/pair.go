@@ -1,6 +1,8 @@
 package shadow
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -47,11 +49,12 @@ type Pair struct {
 	shadow runner.Peer
 	lanes  [runner.Lanes]lane
 
-	pushing sync.Mutex // held by the pump while it looks at the pair; before mu
-	leaving bool       // GOODBYE was sent
-	closing bool       // CLOSE was sent
+	pushing sync.Mutex // held by the pump while it uses the memory of the group; before mu
+	leaving bool       // GOODBYE was sent, or is being sent
+	closing bool       // CLOSE was sent, or is being sent
+	gone    bool       // removed
 
-	controlling sync.Mutex // held while GOODBYE, CLOSE or an entry is sent on the control connection
+	controlling sync.Mutex // held while an entry is sent on the control connection
 	quiet       bool       // no entry is sent there any more
 
 	flushed  chan struct{} // closed when GOODBYE was sent on all connections, or is not sent any more
@@ -63,7 +66,7 @@ type Pair struct {
 	closes  uint64 // connections on which CLOSE has come
 	closed  bool   // CLOSE was sent on all
 	gaveUp  bool   // the remote rank has given up in the rendezvous
-	removed bool   // by Set.Remove: frames are dropped
+	removed bool   // by Set.Remove: frames are dropped, and CLOSE answers a remote rank that has given up
 	over    bool   // nothing touches the memory of the group of this process any more
 	placed  uint64 // connections that are in the middle of a payload whose place is in the shadow
 	freed   bool   // Free was called, while placed was not 0
@@ -75,9 +78,11 @@ type Pair struct {
 // gaveUp is the goodbye of a rank that has given up in the rendezvous. It sets no detached.
 const gaveUp = math.MaxUint64
 
-// lane is one lane of a pair. The pump's goroutine alone changes sent and uses told, and who reads the channel's connection uses came.
+// lane is one lane of a pair. The pump's goroutine alone changes sent and uses told and out, and who reads the channel's connection uses came.
 type lane struct {
 	own, shadow runner.Words
+	left        *atomic.Uint64 // of this rank
+	detached    *atomic.Uint64 // this rank, from the shadow
 	channels    [runner.Channels]channel
 	out         outFifo
 	in          inFifo
@@ -85,6 +90,10 @@ type lane struct {
 
 type channel struct {
 	in    unsafe.Pointer // the shadow's channel
+	at    *atomic.Uint64 // offset of this rank's channel, 0 before there is one
+	out   unsafe.Pointer // this rank's channel, nil before it was found
+	taken *atomic.Uint64 // by this rank
+	room  *atomic.Uint64 // taken by the remote rank: in the shadow
 	sent  atomic.Uint64  // messages that were sent, or are being sent
 	told  uint64         // messages taken, as the remote rank was told
 	came  uint64         // messages that have come
@@ -109,11 +118,16 @@ func newPair(c Config, bell runner.Bell) (*Pair, error) {
 		l.own = runner.WordsOf(unsafe.Add(c.Own.Arena, c.Own.Shared[n]), c.Size)
 		l.shadow = runner.WordsOf(block, c.Size)
 		l.shadow.SleepFor(c.Rank)
+		l.left, l.detached = l.own.Left(), l.shadow.Detached(c.Rank)
 		for k := range l.channels {
-			l.channels[k].in = unsafe.Add(p.shadow.Arena, at+int64(k)*runner.ChannelBytes)
+			h := &l.channels[k]
+			h.in = unsafe.Add(p.shadow.Arena, at+int64(k)*runner.ChannelBytes)
+			h.at, h.taken, h.room = l.own.Channel(c.To, k), l.own.Taken(c.To, k), l.shadow.Taken(c.Rank, k)
 			l.shadow.Channel(c.Rank, k).Store(uint64(at + int64(k)*runner.ChannelBytes))
 		}
 		at += channelsBytes
+		l.out.offset, l.out.room, l.out.credit = l.own.Fifo(c.To), l.shadow.Read(c.Rank), l.shadow.Released(c.Rank)
+		l.in.read, l.in.released = l.own.Read(c.To), l.own.Released(c.To)
 		l.in.fifo = runner.FifoAt(unsafe.Add(p.shadow.Arena, at))
 		l.shadow.Fifo(c.Rank).Store(uint64(at))
 		at += fifoBytes
@@ -156,19 +170,21 @@ func (p *Pair) nothingLeft() { p.flushing.Do(func() { close(p.flushed) }) }
 func (p *Pair) awaited() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.over && p.lanes[runner.HostLane].own.Left().Load() != 0
+	return !p.over && p.lanes[runner.HostLane].left.Load() != 0
 }
 
-// remove ends the pair without a frame.
+// remove ends the pair, and keeps nothing that belongs to the group.
 func (p *Pair) remove() {
 	p.pushing.Lock()
 	defer p.pushing.Unlock()
+	p.gone = true
 	p.controlling.Lock()
 	p.quiet = true
 	p.controlling.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.removed, p.over = true, true
+	p.GaveUp, p.Config.Lost, p.Control, p.Stated = nil, nil, nil, nil
 	p.nothingLeft()
 }
 
@@ -188,14 +204,40 @@ func (p *Pair) header(kind tcp.Kind) tcp.Header {
 
 // ---- sending: the pump's goroutine ----
 
+// errRemoved is the error of a frame during which the pair was removed.
+var errRemoved = errors.New("the pair was removed")
+
 // push sends what this rank has published. It reports whether there was anything.
 func (p *Pair) push() (moved bool, err error) {
 	p.pushing.Lock()
 	defer p.pushing.Unlock()
+	moved, err = p.pushAll()
+	if errors.Is(err, errRemoved) {
+		return true, nil
+	}
+	return moved, err
+}
+
+// bare sends a frame that has nothing of the memory of the group, so a pair is removed without waiting for it. Then the error is errRemoved.
+// Requires: pushing, which others may have had meanwhile.
+func (p *Pair) bare(on int, h *tcp.Header, payload ...[]byte) error {
+	before := p.gone
+	p.pushing.Unlock()
+	err := p.Link.Send(on, h, payload...)
+	p.pushing.Lock()
+	if err == nil && p.gone != before {
+		return errRemoved
+	}
+	return err
+}
+
+func (p *Pair) pushAll() (moved bool, err error) {
 	p.mu.Lock()
 	over, abandoned := p.over, p.gaveUp
 	p.mu.Unlock()
 	switch {
+	case p.gone && abandoned && !p.closing: // it waits for CLOSE of all others before it gives its memory back
+		return true, p.abandon()
 	case over:
 		return false, nil
 	case abandoned:
@@ -204,8 +246,9 @@ func (p *Pair) push() (moved bool, err error) {
 		return false, nil
 	}
 	// Detached comes behind left, and left behind everything else: so they are read first.
-	detached := p.lanes[runner.HostLane].shadow.Detached(p.Rank).Load() != 0
-	left := p.lanes[runner.HostLane].own.Left().Load()
+	host := &p.lanes[runner.HostLane]
+	detached := host.detached.Load() != 0
+	left := host.left.Load()
 	for n := range p.lanes {
 		l := &p.lanes[n]
 		for k := range l.channels {
@@ -261,6 +304,7 @@ func (p *Pair) abandon() (err error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.closed = true
 	if !p.over {
 		p.storeGaveUp()
 	}
@@ -290,40 +334,61 @@ func (p *Pair) end() {
 	}
 }
 
-// isOver reports whether no frame of the pair comes any more, and nothing touches its memory.
+// isOver reports whether no frame of the pair comes or goes any more, and nothing touches its memory.
 func (p *Pair) isOver() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.over && p.all(p.closes)
+	return p.over && p.closed && p.all(p.closes)
 }
 
-// everywhere sends a frame on every connection, behind what was sent there.
-func (p *Pair) everywhere(h tcp.Header) error {
+// everywhere sends a frame on every connection, behind what was sent there. It sends on all of them, also where the pair is removed meanwhile.
+// Requires: pushing, as for bare.
+func (p *Pair) everywhere(h tcp.Header) (err error) {
 	p.controlling.Lock()
 	p.quiet = true
-	err := p.Link.Send(0, &h)
 	p.controlling.Unlock()
-	for on := 1; err == nil && on <= p.Link.Data(); on++ {
-		err = p.Link.Send(on, &h)
+	removed := false
+	for on := 0; err == nil && on <= p.Link.Data(); on++ {
+		if err = p.bare(on, &h); errors.Is(err, errRemoved) {
+			removed, err = true, nil
+		}
+	}
+	if err == nil && removed {
+		err = errRemoved
 	}
 	return err
+}
+
+// find returns the place of n bytes of the group of this rank, of which it has published the offset. A stray store may have changed that: then
+// the link ends, since nothing that this rank sends can be trusted.
+func (p *Pair) find(what string, offset, n uint64) (unsafe.Pointer, error) {
+	if all := uint64(p.Own.Bytes); n > all || offset > all-n || offset%runner.Line != 0 {
+		err := fmt.Errorf("shared memory corrupted: the %s of rank %d to rank %d lies at %d of %d bytes; %s", what, p.Rank, p.To, offset, all, runner.StrayPointers)
+		p.Link.Break(err)
+		return nil, err
+	}
+	return unsafe.Add(p.Own.Arena, offset), nil
 }
 
 func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 	l := &p.lanes[number]
 	c := &l.channels[k]
 	on := p.connection(number, k)
-	if offset := l.own.Channel(p.To, k).Load(); offset != 0 {
-		out := unsafe.Add(p.Own.Arena, offset)
+	if offset := c.at.Load(); c.out == nil && offset != 0 {
+		if c.out, err = p.find("channel", offset, runner.ChannelBytes); err != nil {
+			return false, err
+		}
+	}
+	if c.out != nil {
 		for {
 			next := c.sent.Load() + 1
-			place := runner.PlaceOf(out, next)
+			place := runner.PlaceOf(c.out, next)
 			if place.Filled.Load() != next {
 				break
 			}
 			h := p.header(tcp.Message)
 			h.Lane, h.Channel, h.Number, h.Hash, h.Block = uint8(number), uint8(k), next, *place.Hash, *place.Block
-			h.Taken = l.own.Taken(p.To, k).Load()
+			h.Taken = c.taken.Load()
 			c.sent.Store(next) // the remote rank may have taken it before Send returns
 			if err := p.Link.Send(on, &h, place.Data[:*place.Bytes]); err != nil {
 				return moved, err
@@ -332,11 +397,11 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 			moved = true
 		}
 	}
-	if taken := l.own.Taken(p.To, k).Load(); taken-c.told >= runner.ChannelPlaces/2 {
+	if taken := c.taken.Load(); taken-c.told >= runner.ChannelPlaces/2 {
 		h := p.header(tcp.Room)
 		h.Lane, h.Channel, h.Taken = uint8(number), uint8(k), taken
 		c.told, moved = taken, true
-		if err := p.Link.Send(on, &h); err != nil {
+		if err := p.bare(on, &h); err != nil {
 			return moved, err
 		}
 	}

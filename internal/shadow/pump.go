@@ -3,7 +3,6 @@ package shadow
 import (
 	"fmt"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,8 +13,9 @@ import (
 // Set is all pairs of a process. It is the receiver of the links of a node; its method Lost is for tcp.Config.
 type Set struct {
 	mu    sync.Mutex
-	pairs map[key]*Pair // a pair that was removed stays until its link ends
+	pairs map[key]*Pair // a pair that was removed stays until its link ends, or CLOSE was sent and has come
 	pumps map[*tcp.Link]*pump
+	sleep time.Duration // of a pump, at most
 
 	serving  sync.Mutex // held while a function of Serve is called; no other lock of the package is taken meanwhile
 	services map[group]*service
@@ -34,7 +34,7 @@ func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.
 
 // NewSet returns a set without pairs.
 func NewSet() *Set {
-	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, services: map[group]*service{}}
+	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, services: map[group]*service{}, sleep: longestSleep}
 }
 
 // pump sends what the ranks of this process publish for those at the other end of a link.
@@ -111,7 +111,7 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 			s.drop(m)
 		}
 		if !moved {
-			m.bell.Sleep(heard, longestSleep)
+			m.bell.Sleep(heard, s.sleep)
 		}
 	}
 }
@@ -134,21 +134,18 @@ func (s *Set) drop(m *pump) {
 }
 
 // Remove ends a pair without telling the remote rank: its group could not be made, and no process can have it. When it returns, nothing
-// touches the memory of the group of this process any more. Frames for the pair are dropped, and it cannot be added again. Config.Lost is called
-// only if the link was lost before. It waits for a frame of the pair that is being sent.
+// touches the memory of the group of this process any more, but a Config.Lost that was called before may still run: it must keep what it
+// uses. Frames for the pair are dropped, and it cannot be added again. Only a remote rank that has given up is answered.
+//
+// It waits while a frame is sent out of the memory of the group. Where this rank has published nothing, there is none, and Remove waits for
+// nothing that the other process does.
 func (s *Set) Remove(p *Pair) {
 	p.remove()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if m := s.pumps[p.Link]; m != nil {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.pairs = slices.DeleteFunc(slices.Clone(m.pairs), func(q *Pair) bool { return q == p })
-	}
+	s.ring(p.Link) // the remote rank may have given up before
 }
 
 // Flush returns when GOODBYE was sent for all ranks of this process that have left, or after a time. What they have published before goes out
-// before it. It reports whether all was sent.
+// before it. It reports whether nothing is left to wait for: a rank whose link has ended sends nothing any more.
 func (s *Set) Flush(atMost time.Duration) bool {
 	s.mu.Lock()
 	var wait []*Pair
@@ -270,7 +267,7 @@ func (s *Set) end(l *tcp.Link) []*Pair {
 func (s *Set) Lost(l *tcp.Link, why error) {
 	for _, p := range s.end(l) {
 		p.mu.Lock()
-		left, over := p.all(p.byes), p.over
+		left, over, lost := p.all(p.byes), p.over, p.Config.Lost
 		if p.gaveUp && !over { // the pump has ended before it came to that
 			p.storeGaveUp()
 			over = true
@@ -280,8 +277,8 @@ func (s *Set) Lost(l *tcp.Link, why error) {
 			p.lanes[runner.HostLane].own.Detached(p.To).Store(1) // the last access: the group may give the memory back as soon as it is told
 		}
 		p.mu.Unlock()
-		if !over && !left && p.Config.Lost != nil {
-			p.Config.Lost(why)
+		if !over && !left && lost != nil {
+			lost(why)
 		}
 	}
 }

@@ -22,7 +22,13 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.removed {
+		if h.Kind == tcp.Goodbye || h.Kind == tcp.Close {
+			return nil, nil
+		}
 		return nil, tcp.ErrDrop
+	}
+	if h.Kind == tcp.Close && !p.over && p.byes&(1<<on) == 0 && p.lanes[runner.HostLane].left.Load() != gaveUp {
+		return nil, p.wrong(h, "it comes without a goodbye on connection %d, and this rank has not given up", on)
 	}
 	if p.closes&(1<<on) != 0 || h.Kind != tcp.Close && (p.over || p.byes&(1<<on) != 0) {
 		return nil, p.wrong(h, "it comes on connection %d behind the end", on) // the memory may have been given back
@@ -40,7 +46,7 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 		if h.Kind == tcp.Room {
 			return nil, nil
 		}
-		if taken := l.own.Taken(p.To, int(h.Channel)).Load(); h.Number != c.came+1 || h.Number > taken+runner.ChannelPlaces {
+		if taken := c.taken.Load(); h.Number != c.came+1 || h.Number > taken+runner.ChannelPlaces {
 			return nil, p.wrong(h, "number %d, after %d have come and %d were taken", h.Number, c.came, taken)
 		}
 		if h.Bytes == 0 {
@@ -66,21 +72,24 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 	p.placed &^= 1 << on
 	if p.removed { // after the frame was accepted
 		p.unmap()
-		return false, nil
+		return p.storeRemoved(on, h), nil
 	}
 	switch h.Kind {
 	case tcp.Message, tcp.Room:
 		l := &p.lanes[h.Lane]
 		k := int(h.Channel)
-		raise(l.shadow.Taken(p.Rank, k), h.Taken)
+		news := raise(l.channels[k].room, h.Taken)
 		if h.Kind == tcp.Message {
+			news = true
 			place := runner.PlaceOf(l.channels[k].in, h.Number)
 			*place.Hash, *place.Bytes, *place.Block = h.Hash, uint64(h.Bytes), h.Block
 			l.channels[k].came = h.Number
 			place.Filled.Store(h.Number)
 			runner.SentOf(l.channels[k].in).Store(h.Number)
 		}
-		l.own.Wake(p.To, p.engine)
+		if news {
+			l.own.Wake(p.To, p.engine)
+		}
 	case tcp.Goodbye:
 		if p.byes&(1<<on) != 0 || h.Number == 0 || p.left != 0 && p.left != h.Number {
 			return false, p.wrong(h, "number %d on connection %d", h.Number, on)
@@ -106,4 +115,19 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 		p.storeP2P(h)
 	}
 	return false, nil
+}
+
+// storeRemoved takes note of what ends a pair that was removed. A remote rank that has given up, while this one has removed the pair, gives
+// memory back when CLOSE of this one has come. rings: the pump has to send that.
+// Requires: the lock.
+func (p *Pair) storeRemoved(on int, h *tcp.Header) (rings bool) {
+	switch {
+	case h.Kind == tcp.Goodbye && h.Number == gaveUp:
+		p.byes |= 1 << on
+		p.gaveUp = p.all(p.byes)
+		return p.gaveUp
+	case h.Kind == tcp.Close:
+		p.closes |= 1 << on
+	}
+	return false
 }

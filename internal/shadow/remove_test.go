@@ -31,7 +31,8 @@ func (e *end) barrier(t *testing.T, other *end, on int) {
 	q.Free()
 }
 
-// A pair that was removed sends nothing, and stores nothing of what comes. The link and other pairs go on.
+// A pair that was removed stores nothing of what comes, and sends nothing but the CLOSE that a rank which has given up waits for. The link and
+// other pairs go on.
 func TestRemove(t *testing.T) {
 	a, b := pairOfEnds(t)
 	b.Remove(b.pair)
@@ -48,26 +49,47 @@ func TestRemove(t *testing.T) {
 	h.Number = 5 // which it would refuse
 	require.NoError(t, a.pair.Link.Send(on, &h, []byte("x")))
 	for n := range 3 {
-		h := a.pair.header(tcp.Goodbye)
-		h.Number = gaveUp
-		require.NoError(t, a.pair.Link.Send(n, &h))
-		h = a.pair.header(tcp.Close)
-		require.NoError(t, a.pair.Link.Send(n, &h))
+		a.barrier(t, b, n)
+		a.pair.mu.Lock()
+		require.Zero(t, a.pair.closes|a.pair.byes)
+		a.pair.mu.Unlock()
 	}
+	a.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
+	a.pair.Peer().Apart.Ring()
 	for n := range 3 {
 		a.barrier(t, b, n)
 	}
+	require.Eventually(t, func() bool {
+		a.pair.mu.Lock()
+		defer a.pair.mu.Unlock()
+		return a.pair.all(a.pair.closes)
+	}, soon, time.Millisecond, "the rank that has given up is not answered")
 	host := &b.pair.lanes[runner.HostLane]
 	require.Zero(t, runner.SentOf(host.channels[0].in).Load())
 	require.Zero(t, host.shadow.Left().Load())
 	require.Zero(t, host.own.Detached(0).Load())
 	b.barrier(t, a, 1)
 	require.Zero(t, a.pair.lanes[runner.HostLane].shadow.Left().Load(), "a pair that was removed has said goodbye")
+	require.Eventually(t, func() bool { return a.pair.lanes[runner.HostLane].own.Detached(1).Load() == 1 }, soon, time.Millisecond)
+	for _, e := range []*end{a, b} {
+		require.Eventually(t, func() bool {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.pairs[e.pair.key()] == nil
+		}, soon, time.Millisecond, "nothing of the pair comes any more")
+	}
+	require.NoError(t, a.pair.Link.Err())
+}
 
+// The loss of the link of a pair that was removed concerns nobody.
+func TestLossBehindARemove(t *testing.T) {
+	a, b := pairOfEnds(t)
+	b.Remove(b.pair)
+	require.Nil(t, b.pair.Config.Lost, "it keeps the group in memory")
 	a.node.Close()
 	require.Error(t, b.loss(t))
 	require.Zero(t, b.told.Load())
-	require.Zero(t, host.own.Detached(0).Load(), "the memory of the group was given back before")
+	require.Zero(t, b.pair.lanes[runner.HostLane].own.Detached(0).Load(), "the memory of the group was given back before")
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	require.Empty(t, b.pairs)
@@ -102,53 +124,120 @@ func TestRemoveInTheMiddleOfAPayload(t *testing.T) {
 	}
 }
 
-// Removing waits until the pump has ended with the pair, and lets it go on with others.
-func TestRemoveWhileThePumpIsBusy(t *testing.T) {
-	a, b := pairOfEnds(t)
-	b.hold(a.connectionOfChannel())
+// fill sends on the data connection of channel 0 until the kernels take nothing more, because the other end reads none of it. The connection
+// is free again behind b.goOn().
+func fill(t *testing.T, a, b *end) (on int) {
+	t.Helper()
+	on = a.pair.connection(0, 0)
+	b.hold(int32(on))
+	sent := make(chan struct{})
+	t.Cleanup(func() {
+		b.goOn()
+		<-sent
+	})
+	go func() {
+		defer close(sent)
+		for range 200 { // more than the kernel buffers of loopback take
+			h := a.pair.header(tcp.Message)
+			h.Group = 77 // of no pair
+			if a.pair.Link.Send(on, &h, make([]byte, tcp.MaxMessage)) != nil {
+				return
+			}
+		}
+	}()
+	refused := 0
+	require.Eventually(t, func() bool { // the sender is blocked
+		h := a.pair.header(tcp.Message)
+		h.Group = 77
+		taken, err := a.pair.Link.TrySend(on, &h)
+		refused++
+		if taken || err != nil {
+			refused = 0
+		}
+		return refused == 30
+	}, soon, 5*time.Millisecond)
+	return on
+}
+
+// publish writes the first messages of channel 0 as the runner does.
+func (e *end) publish(messages uint64) {
 	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
-	out := unsafe.Add(a.own.Arena, offset)
-	a.pair.lanes[runner.HostLane].own.Channel(1, 0).Store(offset)
-	for n := uint64(1); n <= runner.ChannelPlaces; n++ {
-		place := runner.PlaceOf(out, n)
+	for n := uint64(1); n <= messages; n++ {
+		place := runner.PlaceOf(unsafe.Add(e.own.Arena, offset), n)
 		*place.Bytes = runner.ChannelMessage
 		place.Filled.Store(n)
 	}
-	a.pair.Peer().Apart.Ring()
+	e.pair.lanes[runner.HostLane].own.Channel(e.pair.To, 0).Store(offset)
+	e.pair.Peer().Apart.Ring()
+}
+
+// Removing waits until the pump has ended with the memory of the group, which it may be sending. It looks at it no more then.
+func TestRemoveWhileThePumpIsBusy(t *testing.T) {
+	a, b := pairOfEnds(t)
+	fill(t, a, b)
+	a.publish(1)
+	sent := &a.pair.lanes[runner.HostLane].channels[0].sent
+	require.Eventually(t, func() bool { return sent.Load() == 1 }, soon, time.Millisecond) // the pump is in the middle of it
 	removed := make(chan struct{})
 	go func() {
 		defer close(removed)
 		a.Remove(a.pair)
 	}()
+	select {
+	case <-removed:
+		require.Fail(t, "the pump sends the memory of a group that was given back")
+	case <-time.After(100 * time.Millisecond):
+	}
 	b.goOn()
 	select {
 	case <-removed:
 	case <-time.After(soon):
 		require.Fail(t, "it does not end")
 	}
-	place := runner.PlaceOf(out, 5) // nobody looks any more
-	place.Filled.Store(5)
-	a.pair.Peer().Apart.Ring()
-	a.barrier(t, b, 1)
-	require.LessOrEqual(t, runner.SentOf(b.pair.lanes[0].channels[0].in).Load(), uint64(runner.ChannelPlaces))
+	a.publish(2)
+	moved, err := a.pair.push()
+	require.NoError(t, err)
+	require.False(t, moved)
+	require.EqualValues(t, 1, sent.Load(), "somebody looks at the memory that was given back")
+	a.barrier(t, b, a.pair.connection(0, 0))
+	require.LessOrEqual(t, runner.SentOf(b.pair.lanes[0].channels[0].in).Load(), uint64(1))
 	require.NoError(t, a.pair.Link.Err())
 }
 
-func (e *end) connectionOfChannel() int32 { return int32(e.pair.connection(0, 0)) }
+// A frame that has nothing of the group's memory does not keep a pair from being removed, however long it takes: here CLOSE, which answers a
+// rank that has given up, to a process that is stopped. The rest of it is sent all the same.
+func TestRemoveDoesNotWaitForAStoppedProcess(t *testing.T) {
+	a, b := pairOfEnds(t)
+	fill(t, a, b)
+	b.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
+	b.pair.Peer().Apart.Ring()
+	require.Eventually(t, func() bool { // CLOSE is being sent
+		b.pair.mu.Lock()
+		defer b.pair.mu.Unlock()
+		return b.pair.closes&1 != 0
+	}, soon, time.Millisecond)
+	removed := make(chan struct{})
+	go func() {
+		defer close(removed)
+		a.Remove(a.pair)
+	}()
+	select {
+	case <-removed:
+	case <-time.After(soon / 2):
+		require.Fail(t, "it waits for the other process")
+	}
+	b.goOn()
+	require.Eventually(t, func() bool { return b.pair.lanes[runner.HostLane].own.Detached(0).Load() == 1 }, soon, time.Millisecond)
+	require.Zero(t, a.pair.lanes[runner.HostLane].shadow.Left().Load(), "it was removed")
+	require.NoError(t, a.pair.Link.Err())
+}
 
 // What a rank has published right before its process exits arrives: the exit flushes its pairs, then closes the node.
 func TestFlush(t *testing.T) {
 	a, b := pairOfEnds(t)
 	require.True(t, a.Flush(soon), "a rank that has not left is not awaited")
-	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
-	own := a.pair.lanes[runner.HostLane].own
-	own.Channel(1, 0).Store(offset)
-	for n := uint64(1); n <= runner.ChannelPlaces; n++ {
-		place := runner.PlaceOf(unsafe.Add(a.own.Arena, offset), n)
-		*place.Bytes = runner.ChannelMessage
-		place.Filled.Store(n)
-	}
-	own.Left().Store(9)
+	a.publish(runner.ChannelPlaces)
+	a.pair.lanes[runner.HostLane].own.Left().Store(9)
 	require.True(t, a.Flush(soon))
 	a.node.Close()
 	require.Error(t, b.loss(t))
@@ -158,46 +247,19 @@ func TestFlush(t *testing.T) {
 	require.Zero(t, b.told.Load())
 }
 
-// A flush is bounded where the other process reads nothing, and ends when the link does.
+// A flush is bounded where the other process reads nothing, and ends when the link does: nothing is left to wait for then.
 func TestFlushIsBounded(t *testing.T) {
 	a, b := pairOfEnds(t)
-	b.hold(int32(a.pair.connection(0, 0)))
-	var blocked [][]byte
-	for range 200 { // more than the kernel buffers of loopback take
-		blocked = append(blocked, make([]byte, tcp.MaxMessage))
-	}
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		for _, x := range blocked {
-			h := a.pair.header(tcp.Message)
-			h.Group = 77 // of no pair
-			if a.pair.Link.Send(a.pair.connection(0, 0), &h, x) != nil {
-				return
-			}
-		}
-	}()
-	refused := 0
-	require.Eventually(t, func() bool { // the sender is blocked
-		h := a.pair.header(tcp.Message)
-		h.Group = 77
-		taken, err := a.pair.Link.TrySend(a.pair.connection(0, 0), &h)
-		refused++
-		if taken || err != nil {
-			refused = 0
-		}
-		return refused == 30
-	}, soon, 5*time.Millisecond)
+	fill(t, a, b)
 	a.pair.lanes[runner.HostLane].own.Left().Store(9)
 	require.False(t, a.Flush(100*time.Millisecond))
 	ended := make(chan bool)
 	go func() { ended <- a.Flush(soon) }()
 	a.pair.Link.Break(errNoFrame)
 	select {
-	case <-ended:
+	case done := <-ended:
+		require.True(t, done)
 	case <-time.After(soon / 2):
 		require.Fail(t, "the flush does not end with the link")
 	}
-	b.goOn()
-	<-sent
 }

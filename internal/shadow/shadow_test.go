@@ -91,9 +91,13 @@ func newOwn(t testing.TB, rank int) (own runner.Peer, free func()) {
 }
 
 // pairOfEnds returns two processes with shadows of each other.
-func pairOfEnds(t testing.TB) (a, b *end) {
+func pairOfEnds(t testing.TB, with ...func(*end)) (a, b *end) {
 	t.Helper()
 	a, b = newEnd(t, 0), newEnd(t, 1)
+	for _, f := range with {
+		f(a)
+		f(b)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	for rank, e := range []*end{a, b} {
@@ -159,6 +163,20 @@ func TestFramesOfNoRank(t *testing.T) {
 	}
 }
 
+// A kind that no pair has a use for is refused, and so is CLOSE of a rank that has not said goodbye to one that has not given up.
+func TestKindsOfNoUse(t *testing.T) {
+	a, b := pairOfEnds(t)
+	h := a.pair.header(tcp.Heartbeat)
+	_, err := b.pair.accept(1, &h)
+	require.ErrorIs(t, err, errNoFrame)
+	h = a.pair.header(tcp.Close)
+	require.NoError(t, a.pair.Link.Send(1, &h))
+	err = b.loss(t)
+	require.ErrorIs(t, err, errNoFrame)
+	require.ErrorContains(t, err, "without a goodbye on connection 1")
+	require.EqualValues(t, 1, b.told.Load())
+}
+
 // A message on another connection than that of its channel, and one for which there is no room, end the link as well.
 func TestMessagesOutOfOrder(t *testing.T) {
 	a, b := pairOfEnds(t)
@@ -199,10 +217,12 @@ func TestFramesBehindTheEnd(t *testing.T) {
 		a, b := pairOfEnds(t)
 		on := a.pair.connection(0, 0)
 		h := a.pair.header(end)
-		if end == tcp.Goodbye {
-			h.Number = 9
-		}
+		h.Kind, h.Number = tcp.Goodbye, 9
 		require.NoError(t, a.pair.Link.Send(on, &h))
+		if end == tcp.Close {
+			h.Kind, h.Number = end, 0
+			require.NoError(t, a.pair.Link.Send(on, &h))
+		}
 		h = a.pair.header(tcp.Message)
 		h.Number = 1
 		require.NoError(t, a.pair.Link.Send(on, &h, []byte("x")))

@@ -198,6 +198,30 @@ static void stopped(rank *r, void *arg) {
   meet();
 }
 
+/* What a rank sees of the channels between two others, one of which is on another host, are words of a shadow that has the words of
+ * its own pair only. So the rank that is waited for is named, although a message of it is there. */
+static void third(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  uint32_t message = SCR_SLEEP_CHANNEL(0, 0) | (1 + (uint32_t)ill());
+  if (r->rank == ill()) CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
+  meet();
+  if (size > 2 && r->rank == 1) {
+    scr_peer *p = r->group->peer;
+    CHECK(awaits(r, 0, message) == -1);
+    p[ill()].apart = true;
+    CHECK(awaits(r, 0, message) == ill());
+    p[ill()].apart = false;
+    p[0].apart = true;
+    atomic_store(&p[0].shared->collective.told, message);
+    CHECK(scr_group_awaits(r->group, 0) == ill());
+    p[0].apart = false;
+    atomic_store(&p[0].shared->collective.waits_for, 0);
+  }
+  meet();
+  if (r->rank != ill()) CHECK(move(r, SAGECOMM_BROADCAST, 1, &err) == SAGECOMM_OK);
+}
+
 /* Returns the sleeper word of a rank that sleeps for the ill rank. */
 static uint32_t word_asleep(const rank *r, int who, int awaited) {
   uint32_t word;
@@ -253,7 +277,7 @@ void test_awaits(int n, waiting w, uint64_t seed) {
   size = n;
   if (n == 1) return;
   use(SAGECOMM_BROADCAST, "chain");
-  rank_fn *const all[] = {stopped, asleep, asleep_at_first, any_words};
+  rank_fn *const all[] = {stopped, third, asleep, asleep_at_first, any_words};
   for (unsigned i = 0; i < sizeof all / sizeof *all; i++) run_ranks(n, w.spin, w.yield_us, seed, all[i], NULL);
   choose_slots();
 }

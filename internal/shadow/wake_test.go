@@ -1,0 +1,81 @@
+package shadow
+
+import (
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
+)
+
+// In these tests the pumps do not look by themselves, so what is not rung for does not come.
+func pairThatSleeps(t *testing.T) (a, b *end) {
+	t.Helper()
+	return pairOfEnds(t, func(e *end) { e.Set.sleep = time.Hour })
+}
+
+// bells are those of a process: of its engine, and of threads that wait for p2p operations.
+func (e *end) bells() (engine, threads uint32) {
+	_, bell := e.pair.lanes[runner.HostLane].own.P2PSleeper()
+	return e.pair.engine.Read(), bell.Load()
+}
+
+// Whoever sleeps for p2p operations is woken by one frame, and by one CREDIT: the engine, threads, or both. Who does not sleep is not.
+func TestP2PWakes(t *testing.T) {
+	for _, waits := range []uint32{0, 1, 3, runner.SleepEngine, runner.SleepEngine | 2} {
+		for _, kind := range []tcp.Kind{tcp.Grant, tcp.Credit} {
+			a, b := pairThatSleeps(t)
+			words := &b.pair.lanes[runner.HostLane]
+			word, _ := words.own.P2PSleeper()
+			word.Store(waits)
+			on := a.pair.connection(0, 0)
+			engine, threads := b.bells()
+			h := a.pair.header(kind)
+			if kind == tcp.Credit {
+				words.out.pushed.Store(64)
+				h.Taken = 64
+			}
+			require.NoError(t, a.pair.Link.Send(on, &h))
+			a.barrier(t, b, on)
+			toEngine, toThreads := b.bells()
+			require.Equal(t, waits&runner.SleepEngine != 0, toEngine != engine, "%v, waits_for %x", kind, waits)
+			require.Equal(t, waits&^runner.SleepEngine != 0, toThreads != threads, "%v, waits_for %x", kind, waits)
+			if kind == tcp.Credit { // the same once more says nothing new
+				require.NoError(t, a.pair.Link.Send(on, &h))
+				a.barrier(t, b, on)
+				again, againThreads := b.bells()
+				require.Equal(t, []uint32{toEngine, toThreads}, []uint32{again, againThreads})
+			}
+		}
+	}
+}
+
+// What a rank publishes wakes the pump as the rank wakes whoever sleeps for it: for p2p operations, and for messages of channels.
+func TestRunnerWakesThePump(t *testing.T) {
+	a, b := pairThatSleeps(t)
+	host := &a.pair.lanes[runner.HostLane]
+	offset := uint64(fifoAt)
+	fifo := runner.FifoAt(unsafe.Add(a.own.Arena, offset))
+	host.own.Fifo(1).Store(offset)
+	for n := range uint64(3) {
+		fifo.Put(n*64, runner.Frame{Kind: runner.FrameGrant, ID: n})
+		fifo.Written().Store((n + 1) * 64)
+		host.shadow.WakeP2P(a.pair.Peer().Apart)
+		require.Eventually(t, func() bool { return b.pair.lanes[0].in.fifo.Written().Load() == (n+1)*64 }, soon, time.Millisecond)
+	}
+	_, threads := host.shadow.P2PSleeper()
+	require.Zero(t, threads.Load(), "no thread sleeps in a shadow")
+
+	offset = uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+	host.own.Channel(1, 0).Store(offset)
+	for n := uint64(1); n <= runner.ChannelPlaces; n++ {
+		place := runner.PlaceOf(unsafe.Add(a.own.Arena, offset), n)
+		*place.Bytes = 8
+		place.Filled.Store(n)
+		host.shadow.Wake(0, a.pair.Peer().Apart)
+		require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == n }, soon, time.Millisecond)
+	}
+}
