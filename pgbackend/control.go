@@ -69,6 +69,10 @@ type controlTopic struct {
 	mu    sync.Mutex    // held during an exchange, which may wait for peers
 	round uint64        // number of the last round that this rank has taken
 	end   *coll.Failure // why an exchange was not completed, and no later one can be
+
+	// Of this rank's rounds, as in its entry, which other processes of this host may write by mistake. Frames of ranks of other hosts are
+	// compared with these.
+	posted, taken, named atomic.Uint64
 }
 
 // exchange gives every rank the messages of all ranks, by rank. All ranks call it with the same topic and purpose,
@@ -163,8 +167,11 @@ func (x *controlExchange) rounds(c *controlTopic) (end *coll.Failure) {
 		}
 		own.bytes.Store(uint64(len(x.mine)))
 		own.purpose.Store(x.hash)
-		own.named.Store(uint64(copy(own.name[:], x.purpose)))
+		named := uint64(copy(own.name[:], x.purpose))
+		own.named.Store(named)
+		c.named.Store(named)
 		x.part = copy(own.data[:], x.mine[min(offset, len(x.mine)):])
+		c.posted.Store(n)
 		own.posted.Store(n)
 		if end := x.await(postedWord, n); end != nil {
 			return end
@@ -178,6 +185,7 @@ func (x *controlExchange) rounds(c *controlTopic) (end *coll.Failure) {
 			}
 			longest = max(longest, len(x.all[rank]))
 		}
+		c.taken.Store(n)
 		own.taken.Store(n)
 		c.round = n
 	}

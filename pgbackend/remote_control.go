@@ -10,10 +10,11 @@ import (
 // remoteControl is the control area of a rank of another host, in the memory of this process. Frames of that rank write it
 // (docs/protocol.md, section 16, Control exchanges).
 type remoteControl struct {
-	pair *shadow.Pair
-	own  *controlArea // of this rank
-	area controlArea
-	told [topicCount]struct{ posted, taken uint64 } // of this rank's rounds, as the other one was told. Guarded by the lock of the topic.
+	pair   *shadow.Pair
+	own    *controlArea              // of this rank
+	rounds *[topicCount]controlTopic // of this rank
+	area   controlArea
+	told   [topicCount]struct{ posted, taken uint64 } // of this rank's rounds, as the other one was told. Guarded by the lock of the topic.
 }
 
 // remote returns the control area of a rank of another host, or nil for one of this host.
@@ -30,7 +31,7 @@ func (r *remoteControl) take(h *tcp.Header, payload []byte) error {
 	if h.Channel >= uint8(topicCount) {
 		return fmt.Errorf("topic %d", h.Channel)
 	}
-	theirs, mine := &r.area[h.Channel], &r.own[h.Channel]
+	theirs, mine := &r.area[h.Channel], &r.rounds[h.Channel]
 	if posted, before := mine.posted.Load(), theirs.taken.Load(); h.Taken > posted || h.Taken < before {
 		return fmt.Errorf("round %d was taken, after round %d, and this rank has posted %d", h.Taken, before, posted)
 	}
@@ -58,23 +59,24 @@ func (r *remoteControl) take(h *tcp.Header, payload []byte) error {
 
 // tell sends what this rank has posted or taken in a topic and the other rank has not been told. part is how much of the data in the own
 // entry belongs to the message. It does not wait, and reports whether all that was posted has been told. A link that is lost is a failure of the
-// group, which whoever waits sees.
+// group, which whoever waits sees, unless the other rank has left: then what it would be told is of no use, and counts as told. Whether it has
+// done its part before stands in its entry.
 // Requires: the topic's lock.
-func (r *remoteControl) tell(t topic, part int) bool {
-	mine, told := &r.own[t], &r.told[t]
+func (r *remoteControl) tell(t topic, part int, left func() bool) bool {
+	mine, own, told := &r.rounds[t], &r.own[t], &r.told[t]
 	h := tcp.Header{Channel: uint8(t), Taken: mine.taken.Load()}
 	posted := mine.posted.Load()
 	var payload [][]byte
 	switch {
 	case told.posted < posted:
 		named := mine.named.Load()
-		h.Number, h.Hash, h.Block, h.Tag = posted, mine.bytes.Load(), mine.purpose.Load(), int32(named)
-		payload = [][]byte{mine.name[:named], mine.data[:part]}
+		h.Number, h.Hash, h.Block, h.Tag = posted, own.bytes.Load(), own.purpose.Load(), int32(named)
+		payload = [][]byte{own.name[:named], own.data[:part]}
 	case told.taken == h.Taken:
 		return true
 	}
 	if sent, err := r.pair.SendEntry(h, payload...); err != nil || !sent {
-		return told.posted == posted
+		return told.posted == posted || err != nil && left()
 	}
 	told.posted, told.taken = posted, h.Taken
 	return true
@@ -83,7 +85,14 @@ func (r *remoteControl) tell(t topic, part int) bool {
 // tell tells ranks of other hosts what they have not been told, and returns those for which the present round still waits to be sent.
 func (x *controlExchange) tell(untold []int) []int {
 	for rank, r := range x.g.remotes {
-		if r != nil && !r.tell(x.topic, x.part) {
+		if r == nil {
+			continue
+		}
+		left := func() bool {
+			_, left := x.g.run.LastCall(rank)
+			return left
+		}
+		if !r.tell(x.topic, x.part, left) {
 			untold = append(untold, rank)
 		}
 	}

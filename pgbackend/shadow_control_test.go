@@ -27,7 +27,7 @@ func apartInControl(t *testing.T, size int) (*hosts, *world) {
 				continue
 			}
 			own := (*controlArea)(unsafe.Add(g.maps[rank].Base(), g.members[rank].Control))
-			g.remotes[to] = &remoteControl{pair: h.pair(rank, to), own: own}
+			g.remotes[to] = &remoteControl{pair: h.pair(rank, to), own: own, rounds: &g.control}
 			h.control(rank, to).Store(g.remotes[to])
 		}
 	}
@@ -122,16 +122,63 @@ func TestExchangeWithoutARankOfAnotherHost(t *testing.T) {
 	require.NoError(t, expect(f, coll.Timeout, "rank 1", "not arrived"))
 }
 
-// A connection that takes nothing does not keep an exchange from ending with the group.
-func TestAbortOfAnExchangeThatCannotBeSent(t *testing.T) {
+// A rank that has done its part and left, with its process, before this one has begun, is not waited for.
+func TestExchangeWithARankOfAnotherHostThatHasGone(t *testing.T) {
 	h, w := apartInControl(t, 2)
-	pair := h.pair(0, 1)
+	ended := make(chan *coll.Failure)
+	go func() {
+		_, f := w.groups[1].exchange(topicEngine, "test", []byte("its part"), opTimeout)
+		ended <- f
+	}()
+	require.Eventually(t, func() bool { return topicEngine.entry(w.groups[0], 1).posted.Load() == 1 }, opTimeout, time.Millisecond)
+	require.NoError(t, w.groups[1].Destroy())
+	require.NotNil(t, <-ended)
+	require.Eventually(t, func() bool { _, left := w.groups[0].run.LastCall(1); return left }, opTimeout, time.Millisecond)
+	h.nodes[1].Close()
+	require.Eventually(t, func() bool { return h.pair(0, 1).Link.Err() != nil }, opTimeout, time.Millisecond)
+	all, f := w.groups[0].exchange(topicEngine, "test", []byte("mine"), hangAfter)
+	require.Nil(t, f)
+	require.Equal(t, "its part", string(all[1]))
+}
+
+// A stray store into the entry of this rank, which its peers map, does not make frames of the other one wrong, nor the link end.
+func TestScribbledEntryBetweenHosts(t *testing.T) {
+	h, w := apartInControl(t, 2)
+	own := topicEngine.entry(w.groups[0], 0)
+	scribbles := []func(){
+		func() { own.taken.Store(0) },
+		func() { own.posted.Store(0) },
+		func() {},
+	}
+	for round, scribble := range scribbles {
+		w.each(func(g *Group) error { return exchanged(g, topicEngine, round, func(int) int { return 10 }) })
+		scribble()
+	}
+	h.fillControl()
+	list := make(chan *coll.Failure, 2)
+	for _, g := range w.groups {
+		go func() {
+			_, f := g.exchange(topicEngine, "test", nil, opTimeout)
+			list <- f
+		}()
+	}
+	require.Eventually(t, func() bool { return own.posted.Load() == 4 }, opTimeout, time.Millisecond)
+	own.named.Store(1 << 40)
+	h.unblock()
+	for range 2 {
+		require.Nil(t, <-list)
+	}
+	require.NoError(t, h.pair(0, 1).Link.Err())
+}
+
+// fillControl fills the control connection from rank 0 to rank 1, until unblock.
+func (h *hosts) fillControl() {
 	h.block(1)
 	refused := 0
-	require.Eventually(t, func() bool { // its own frames fill the connection
+	require.Eventually(h.t, func() bool {
 		for range 1000 {
 			hd := tcp.Header{Kind: tcp.Declare, Group: 1}
-			if taken, err := pair.Link.TrySend(0, &hd, make([]byte, 4096)); err == nil && !taken {
+			if taken, err := h.pair(0, 1).Link.TrySend(0, &hd, make([]byte, 4096)); err == nil && !taken {
 				refused++
 				return refused > 20
 			}
@@ -139,6 +186,12 @@ func TestAbortOfAnExchangeThatCannotBeSent(t *testing.T) {
 		}
 		return false
 	}, opTimeout, 5*time.Millisecond)
+}
+
+// A connection that takes nothing does not keep an exchange from ending with the group.
+func TestAbortOfAnExchangeThatCannotBeSent(t *testing.T) {
+	h, w := apartInControl(t, 2)
+	h.fillControl()
 	failed := make(chan *coll.Failure)
 	go func() {
 		_, f := w.groups[0].exchange(topicEngine, "test", nil, opTimeout)
@@ -175,9 +228,9 @@ func TestForgedEntries(t *testing.T) {
 		"the next round":         {tcp.Header{Number: 4, Taken: 2, Tag: 3}, 3 + controlPart, ""},
 		"taken":                  {tcp.Header{Taken: 3}, 0, ""},
 	} {
-		r := &remoteControl{own: new(controlArea)}
-		r.own[0].posted.Store(3)
-		r.own[0].taken.Store(3)
+		r := &remoteControl{own: new(controlArea), rounds: new([topicCount]controlTopic)}
+		r.rounds[0].posted.Store(3)
+		r.rounds[0].taken.Store(3)
 		r.area[0].posted.Store(3)
 		r.area[0].taken.Store(2)
 		c.h.Bytes = uint32(c.payload)
@@ -190,7 +243,7 @@ func TestForgedEntries(t *testing.T) {
 		require.EqualValues(t, 3, r.area[0].posted.Load(), name)
 		require.EqualValues(t, 2, r.area[0].taken.Load(), name)
 	}
-	r := &remoteControl{own: new(controlArea)} // this rank has not taken the round before
+	r := &remoteControl{own: new(controlArea), rounds: new([topicCount]controlTopic)} // this rank has not taken the round before
 	r.area[0].posted.Store(1)
 	require.ErrorContains(t, r.take(&tcp.Header{Number: 2}, nil), "round 2 after round 1, when this rank has taken 0")
 }

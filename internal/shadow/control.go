@@ -69,8 +69,8 @@ func (p *Pair) words(of func(*lane) runner.Words) (list [runner.Lanes]runner.Wor
 // ErrEnded is the error of an entry for a pair for which nothing is sent any more, because this rank has left or the pair was removed.
 var ErrEnded = errors.New("nothing is sent for this pair any more")
 
-// SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, and reports whether the frame was taken.
-// Lane, group and ranks of the header are set here.
+// SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, unless the link has TLS (see Link.TrySend), and
+// reports whether the frame was taken. Lane, group and ranks of the header are set here.
 func (p *Pair) SendEntry(h tcp.Header, payload ...[]byte) (taken bool, err error) {
 	if !p.controlling.TryLock() {
 		return false, nil
@@ -142,8 +142,9 @@ type group struct {
 var verdictKinds = []tcp.Kind{tcp.Declare, tcp.Collect, tcp.Promise, tcp.Cause, tcp.Lost}
 
 // Serve gives the frames of the verdict of a group that come over a link to a function, also where no pair of the group uses the link. The
-// payload belongs to the function. It waits for nothing, sends nothing, and calls no method of the set; an error of it ends the link. Without
-// a function, such frames are dropped. When the stop that Serve returns has returned, the function is not called any more.
+// payload belongs to the function, the header only until it returns. It waits for nothing, sends nothing, and calls no method of the set; an
+// error of it ends the link. Without a function, such frames are dropped. When the stop that Serve returns has returned, the function is not
+// called any more: who calls stop holds no lock that the function takes.
 func (s *Set) Serve(l *tcp.Link, number uint64, take func(h *tcp.Header, payload []byte) error) (stop func()) {
 	g := group{l, number}
 	v := &service{group: g, take: take}

@@ -23,9 +23,9 @@ type Config struct {
 	GaveUp         []byte      // the failure record of the remote rank if it gives up in the rendezvous (runner.EncodeFailure)
 	Lost           func(error) // called when the link is lost before the remote rank has left
 
-	// Control takes an entry of a control exchange of the remote rank: the header of EXCHANGE, and its payload, which it may keep. Stated is
-	// called when a state of the remote rank lies in the shadow. Both are called with the lock of the pair, so they call none of its methods
-	// and wait for nothing. An error of Control ends the link. They may be nil.
+	// Control takes an entry of a control exchange of the remote rank: the header of EXCHANGE, and its payload, which it may keep, but not
+	// the header. Stated is called when a state of the remote rank lies in the shadow. Both are called with the lock of the pair, so they
+	// call no method of the pair or the set and wait for nothing. An error of Control ends the link. They may be nil.
 	Control func(*tcp.Header, []byte) error
 	Stated  func()
 }
@@ -66,6 +66,7 @@ type Pair struct {
 	closes  uint64 // connections on which CLOSE has come
 	closed  bool   // CLOSE was sent on all
 	gaveUp  bool   // the remote rank has given up in the rendezvous
+	given   bool   // this rank has: its goodbye was sent, or is being sent
 	removed bool   // by Set.Remove: frames are dropped, and CLOSE answers a remote rank that has given up
 	over    bool   // nothing touches the memory of the group of this process any more
 	placed  uint64 // connections that are in the middle of a payload whose place is in the shadow
@@ -278,6 +279,9 @@ func (p *Pair) pushAll() (moved bool, err error) {
 		h := p.header(tcp.Goodbye)
 		h.Number = left
 		p.leaving, moved = true, true
+		p.mu.Lock()
+		p.given = left == gaveUp
+		p.mu.Unlock()
 		if err := p.everywhere(h); err != nil {
 			return true, err
 		}

@@ -27,7 +27,7 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 		}
 		return nil, tcp.ErrDrop
 	}
-	if h.Kind == tcp.Close && !p.over && p.byes&(1<<on) == 0 && p.lanes[runner.HostLane].left.Load() != gaveUp {
+	if h.Kind == tcp.Close && !p.over && p.byes&(1<<on) == 0 && !p.given {
 		return nil, p.wrong(h, "it comes without a goodbye on connection %d, and this rank has not given up", on)
 	}
 	if p.closes&(1<<on) != 0 || h.Kind != tcp.Close && (p.over || p.byes&(1<<on) != 0) {
@@ -71,6 +71,7 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 	defer p.mu.Unlock()
 	p.placed &^= 1 << on
 	if p.removed { // after the frame was accepted
+		p.payload = nil
 		p.unmap()
 		return p.storeRemoved(on, h), nil
 	}

@@ -192,7 +192,7 @@ func (l *Link) own(err error) error {
 
 // TrySend is Send that does not wait: it reports false if the connection takes nothing now. Of a frame that it takes, the rest may go out
 // with a later call of TrySend, Send, Poll or Leave; the payload may be overwritten. A thread that attends the link uses it, polls, and tries
-// again: if it waited in Send, and one of the other process did as well, nobody would read.
+// again: if it waited in Send, and one of the other process did as well, nobody would read. Within TLS goroutines read, and it waits as Send does.
 func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err error) {
 	if err := l.Err(); err != nil {
 		return false, err
