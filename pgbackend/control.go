@@ -331,6 +331,10 @@ func (t topic) entry(g *Group, rank int) *controlEntry {
 
 // awaitsExchange returns the purpose of an exchange for which a rank waits and that this rank has not begun, or "".
 func (g *Group) awaitsExchange(rank int) string {
+	if r := g.remote(rank); r != nil {
+		r.naming.Lock()
+		defer r.naming.Unlock()
+	}
 	for t := range topicCount {
 		theirs, mine := t.entry(g, rank), t.entry(g, g.rank)
 		if theirs.posted.Load() <= mine.posted.Load() {

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"fmt"
+	"sync"
 
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
@@ -14,6 +15,7 @@ type remoteControl struct {
 	own    *controlArea              // of this rank
 	rounds *[topicCount]controlTopic // of this rank
 	area   controlArea
+	naming sync.Mutex                                 // held while a round is written into area, and while a diagnosis reads one that it has not waited for
 	told   [topicCount]struct{ posted, taken uint64 } // of this rank's rounds, as the other one was told. Guarded by the lock of the topic.
 }
 
@@ -48,6 +50,8 @@ func (r *remoteControl) take(h *tcp.Header, payload []byte) error {
 	case named < 0 || named > min(maxPurpose, len(payload)) || len(payload)-named > controlPart:
 		return fmt.Errorf("a purpose of %d bytes in %d", named, len(payload))
 	}
+	r.naming.Lock()
+	defer r.naming.Unlock()
 	theirs.bytes.Store(h.Hash)
 	theirs.purpose.Store(h.Block)
 	theirs.named.Store(uint64(copy(theirs.name[:], payload[:named])))

@@ -2,7 +2,6 @@ package shadow
 
 import (
 	"errors"
-	"slices"
 
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
@@ -138,18 +137,18 @@ type group struct {
 	number uint64
 }
 
-// verdictKinds are the kinds of frames that a member passes to its group, whatever pair of ranks they name.
-var verdictKinds = []tcp.Kind{tcp.Declare, tcp.Collect, tcp.Promise, tcp.Cause, tcp.Lost}
-
 // Serve gives the frames of the verdict of a group that come over a link to a function, also where no pair of the group uses the link. The
 // payload belongs to the function, the header only until it returns. It waits for nothing, sends nothing, and calls no method of the set; an
 // error of it ends the link. Without a function, such frames are dropped. When the stop that Serve returns has returned, the function is not
 // called any more: who calls stop holds no lock that the function takes.
-func (s *Set) Serve(l *tcp.Link, number uint64, take func(h *tcp.Header, payload []byte) error) (stop func()) {
+func (s *Set) Serve(l *tcp.Link, number uint64, take func(h *tcp.Header, payload []byte) error) (stop func(), err error) {
 	g := group{l, number}
 	v := &service{group: g, take: take}
 	s.serving.Lock()
 	defer s.serving.Unlock()
+	if err := l.Err(); err != nil { // the set may have forgotten the link before
+		return nil, err
+	}
 	s.services[g] = v
 	return func() {
 		s.serving.Lock()
@@ -157,7 +156,7 @@ func (s *Set) Serve(l *tcp.Link, number uint64, take func(h *tcp.Header, payload
 		if s.services[g] == v {
 			delete(s.services, g)
 		}
-	}
+	}, nil
 }
 
 // placeVerdict is Place for a frame of the verdict.
@@ -189,4 +188,5 @@ func (s *Set) takeVerdict(l *tcp.Link, h *tcp.Header) error {
 	return v.take(h, payload)
 }
 
-func isVerdict(k tcp.Kind) bool { return slices.Contains(verdictKinds, k) }
+// isVerdict reports whether a member passes frames of a kind to its group, whatever pair of ranks they name.
+func isVerdict(k tcp.Kind) bool { return k >= tcp.Declare && k <= tcp.Lost }

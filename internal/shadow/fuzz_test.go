@@ -57,6 +57,9 @@ func FuzzFrames(f *testing.F) {
 		low, high := uintptrOf(p.memory), uintptrOf(p.memory)+uintptr(len(p.memory))
 		for ; len(input) >= forgedBytes; input = input[forgedBytes:] {
 			on, h := forged(input)
+			if h.Kind == tcp.State {
+				p.asking = askSent
+			}
 			before := [2]uint64{p.lanes[0].in.written, p.lanes[1].in.written}
 			place, err := p.accept(on, &h)
 			if err != nil {

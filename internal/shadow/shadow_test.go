@@ -35,6 +35,8 @@ type end struct {
 	told atomic.Int32 // calls of Config.Lost
 	late atomic.Bool  // one of them came before the last access to the memory of the pair
 
+	asks atomic.Int32 // frames that ask for a state
+
 	held atomic.Int32 // the connection whose frames wait for goOn, 1 above its number; 0: none
 	free chan struct{}
 	goOn func() // lets them go on
@@ -44,6 +46,9 @@ type end struct {
 func (e *end) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 	if e.held.Load() == int32(on)+1 {
 		<-e.free
+	}
+	if h.Kind == tcp.Ask {
+		e.asks.Add(1)
 	}
 	return e.Set.Place(from, on, h)
 }
