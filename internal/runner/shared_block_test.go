@@ -92,3 +92,11 @@ func TestRemovedBellIsRung(t *testing.T) {
 		t.Errorf("a bell that was removed was rung %d times in all, expected twice", heard())
 	}
 }
+
+// The failure word lies in the shared block of a rank of the group.
+func TestFailureRankIsARank(t *testing.T) {
+	for _, rank := range []int{-1, 2} {
+		_, err := OpenGroup(Config{Peers: make([]Peer, 2), FailureRank: rank})
+		require.ErrorContains(t, err, "the failure word of a group of 2 ranks")
+	}
+}

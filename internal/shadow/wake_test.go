@@ -79,3 +79,34 @@ func TestRunnerWakesThePump(t *testing.T) {
 		require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == n }, soon, time.Millisecond)
 	}
 }
+
+// Whoever sleeps for messages of a rank, or for room in a channel to it, is woken by one of them. Who sleeps for another rank is not, nor by a
+// count that has not risen.
+func TestChannelWakes(t *testing.T) {
+	for _, awaited := range []int{0, 1} {
+		for _, kind := range []tcp.Kind{tcp.Message, tcp.Room} {
+			a, b := pairThatSleeps(t)
+			host := &b.pair.lanes[runner.HostLane]
+			host.own.SleepFor(awaited)
+			host.channels[0].sent.Store(1)
+			on := a.pair.connection(0, 0)
+			before, _ := b.bells()
+			h := a.pair.header(kind)
+			if kind == tcp.Message {
+				h.Number = 1
+			} else {
+				h.Taken = 1
+			}
+			require.NoError(t, a.pair.Link.Send(on, &h))
+			a.barrier(t, b, on)
+			after, _ := b.bells()
+			require.Equal(t, awaited == 0, after != before, "%v, of rank 0, for rank %d", kind, awaited)
+			h = a.pair.header(tcp.Room)
+			h.Taken = host.channels[0].room.Load()
+			require.NoError(t, a.pair.Link.Send(on, &h))
+			a.barrier(t, b, on)
+			again, _ := b.bells()
+			require.Equal(t, after, again)
+		}
+	}
+}

@@ -318,13 +318,17 @@ static void fail_apart(rank *r, void *arg) {
   if (r->rank != 0) declare(r, SAGECOMM_ABORTED, r->rank, "of another rank");
   CHECK(scr_group_error(r->handle, &err) == (r->rank == 0 ? SAGECOMM_TIMEOUT : SAGECOMM_ABORTED));
   CHECK(err.rank == r->rank);
+  unsigned char record[SCR_FAILURE_BYTES];
+  if (r->beside) CHECK(scr_group_get_failure(r->beside->group, record, sizeof record) == 1 + r->rank);
 }
 
 void test_own_words(int n, waiting w, uint64_t seed) {
   size = n;
   own_words = true;
   run_ranks(n, w.spin, w.yield_us, seed, fail_apart, NULL);
-  own_words = false;
+  device_lanes = true; /* which use the word of their host lane */
+  run_ranks(n, w.spin, w.yield_us, seed, fail_apart, NULL);
+  own_words = device_lanes = false;
 }
 
 /* ---- the cause is replaced while others read it ---- */

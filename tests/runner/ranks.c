@@ -257,7 +257,7 @@ static void open_lane(int n, uint32_t spin, uint32_t yield_us, uint32_t lane, co
                           .host = lane == SCR_DEVICE_LANE ? table[i].group : NULL,
                           .timeout_ns = timeout_ns(),
                           .fuses = fusing && lane == SCR_HOST_LANE,
-                          .failure_rank = own_words ? i : 0,
+                          .failure_rank = own_words && lane == SCR_HOST_LANE ? i : 0,
                           .spin = spin,
                           .yield_us = yield_us,
                           .stream_bytes = UINT64_MAX,
