@@ -27,6 +27,7 @@ sagecomm_group ProcessGroupSagecomm::join(
     settings.push_back({name.c_str(), value.c_str()});
   }
   StoreView store(seat.store, interrupted);
+  const LastingStore lasting(seat.store);
   sagecomm_group_config config{};
   config.struct_size = sizeof config;
   config.rank = seat.rank;
@@ -34,6 +35,7 @@ sagecomm_group ProcessGroupSagecomm::join(
   config.name = options.group_name.c_str();
   config.timeout_ns = toNs(options.timeout);
   config.store = store.view();
+  config.lasting = lasting.view();
   config.options = settings.data();
   config.n_options = static_cast<uint32_t>(settings.size());
   const auto& global = options.global_ranks_in_group;

@@ -58,6 +58,21 @@ __attribute__((visibility("hidden"))) int32_t sagecomm_store_get_many(const sage
   return s->get_many(s->ctx, keys, n, timeout_ns, (void *)sink, sink_into_go, why, why_n);
 }
 
+__attribute__((visibility("hidden"))) int32_t sagecomm_store_prepare(const sagecomm_lasting_store *s, void **claimer,
+                                                                     char *why, size_t why_n) {
+  return s->prepare(s->ctx, claimer, why, why_n);
+}
+
+__attribute__((visibility("hidden"))) int32_t sagecomm_store_claim(const sagecomm_lasting_store *s, void *claimer,
+                                                                   const char *key, const void *data, size_t n,
+                                                                   uintptr_t sink, char *why, size_t why_n) {
+  return s->claim(claimer, key, data, n, (void *)sink, sink_into_go, why, why_n);
+}
+
+__attribute__((visibility("hidden"))) void sagecomm_store_release(const sagecomm_lasting_store *s, void *claimer) {
+  s->release(claimer);
+}
+
 __attribute__((visibility("hidden"))) void sagecomm_call_failed(sagecomm_failed_fn failed, void *ctx,
                                                                 const sagecomm_error *cause) {
   failed(ctx, cause);

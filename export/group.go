@@ -18,12 +18,12 @@ import (
 //export sagecommGroupCreate
 func sagecommGroupCreate(config *C.sagecomm_group_config, out *C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
-	if config == nil || out == nil || config.struct_size < C.sizeof_sagecomm_group_config || config.store == nil {
+	if config == nil || out == nil || uintptr(config.struct_size) < unsafe.Offsetof(config.lasting) || config.store == nil {
 		return answer(err, invalid("group_create: incomplete configuration"))
 	}
 	g, e := pgbackend.Get().Create(pgbackend.Config{
 		Rank: int(config.rank), Size: int(config.size), Name: C.GoString(config.name),
-		Timeout: time.Duration(config.timeout_ns), Store: newStore(config.store), Options: optionsOf(config.options, config.n_options), GlobalRanks: globalRanks(config),
+		Timeout: time.Duration(config.timeout_ns), Store: newStore(config.store), Lasting: newLasting(config), Options: optionsOf(config.options, config.n_options), GlobalRanks: globalRanks(config),
 	})
 	if e != nil {
 		return answer(err, pgbackend.CreateFailure(C.GoString(config.name), e))

@@ -247,13 +247,29 @@ typedef struct sagecomm_store {
                       void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n);
 } sagecomm_store;
 
+/* The same store, for as long as a group needs it: the first one of ranks that claim a key decides for all. The library reads the
+ * structure during group_create() only; the functions stay valid while the process runs. It calls claim() on any of its threads, which
+ * hold no lock of the caller's. */
+typedef struct sagecomm_lasting_store {
+  void *ctx;
+  /* Called during group_create(), at most once. Sets *claimer, which claim() and release() take, for a store that has the keys of
+   * sagecomm_group_config.store and that nobody else uses. Returns 0, or -1 with a text in `why` if this store cannot last. */
+  int32_t (*prepare)(void *ctx, void **claimer, char *why, size_t why_n);
+  /* Stores `data` under `key` unless the key has a value, and hands the value that it has then to `sink`. Returns 0, or -1 with a text in
+   * `why`. It may take any time. */
+  int32_t (*claim)(void *claimer, const char *key, const void *data, size_t n, void *sink_ctx,
+                   void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n);
+  /* Called once, when no claim() is under way any more. A claim() that does not return puts it off for ever. */
+  void (*release)(void *claimer);
+} sagecomm_lasting_store;
+
 typedef struct sagecomm_option {
   const char *name; /* a SAGECOMM_* variable's name in lower case without the prefix; the environment wins */
   const char *value;
 } sagecomm_option;
 
 typedef struct sagecomm_group_config {
-  uint32_t struct_size; /* sizeof(sagecomm_group_config) */
+  uint32_t struct_size; /* sizeof(sagecomm_group_config); fields behind it are absent */
   int32_t rank;
   int32_t size;
   const char *name;            /* for messages; the same on all ranks */
@@ -261,7 +277,8 @@ typedef struct sagecomm_group_config {
   const sagecomm_store *store; /* used during group_create() only */
   const sagecomm_option *options;
   uint32_t n_options;
-  const int32_t *global_ranks; /* the global rank of each group rank, for records; NULL: the same numbers */
+  const int32_t *global_ranks;           /* the global rank of each group rank, for records; NULL: the same numbers */
+  const sagecomm_lasting_store *lasting; /* NULL: none. Absent if struct_size ends before it */
 } sagecomm_group_config;
 
 #define SAGECOMM_ID_BYTES 128 /* of a unique id, as many as ncclUniqueId has */

@@ -10,10 +10,15 @@ int32_t sagecomm_store_get(const sagecomm_store *s, const char *key, int64_t tim
                            size_t why_n);
 int32_t sagecomm_store_get_many(const sagecomm_store *s, const char *const *keys, size_t n, int64_t timeout_ns,
                                 uintptr_t sink, char *why, size_t why_n);
+int32_t sagecomm_store_prepare(const sagecomm_lasting_store *s, void **claimer, char *why, size_t why_n);
+int32_t sagecomm_store_claim(const sagecomm_lasting_store *s, void *claimer, const char *key, const void *data, size_t n,
+                             uintptr_t sink, char *why, size_t why_n);
+void sagecomm_store_release(const sagecomm_lasting_store *s, void *claimer);
 */
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime/cgo"
@@ -78,6 +83,51 @@ func (s cManyStore) GetMany(keys []string, timeout time.Duration) ([][]byte, err
 		return values, nil
 	}
 	return nil, explainGet(fmt.Sprintf("%s and %d more", keys[0], len(keys)-1), err, why)
+}
+
+// cLasting makes the store of the C caller last. It is valid during group_create() only.
+type cLasting struct{ c *C.sagecomm_lasting_store }
+
+// newLasting returns what a configuration has, nil for nothing.
+func newLasting(config *C.sagecomm_group_config) bootstrap.Lasting {
+	if uintptr(config.struct_size) < unsafe.Offsetof(config.lasting)+unsafe.Sizeof(config.lasting) || config.lasting == nil {
+		return nil
+	}
+	return cLasting{config.lasting}
+}
+
+// Last calls prepare. The caller's structure ends before what Last returns, so its functions are copied.
+func (s cLasting) Last() (bootstrap.Claimer, error) {
+	functions := (*C.sagecomm_lasting_store)(C.calloc(1, C.sizeof_sagecomm_lasting_store))
+	*functions = *s.c
+	why := (*C.char)(C.calloc(1, reasonBytes))
+	defer C.free(unsafe.Pointer(why))
+	claimer := (*unsafe.Pointer)(C.calloc(1, C.size_t(unsafe.Sizeof(unsafe.Pointer(nil)))))
+	defer C.free(unsafe.Pointer(claimer))
+	if C.sagecomm_store_prepare(functions, claimer, why, reasonBytes) != 0 {
+		C.free(unsafe.Pointer(functions))
+		return nil, fmt.Errorf("store: %s", C.GoString(why))
+	}
+	c := *claimer
+	claim := func(key string, value []byte) ([]byte, error) { return claimIn(functions, c, key, value) }
+	return bootstrap.Counted(claim, func() {
+		C.sagecomm_store_release(functions, c)
+		C.free(unsafe.Pointer(functions))
+	}), nil
+}
+
+// claimIn calls claim.
+func claimIn(functions *C.sagecomm_lasting_store, claimer unsafe.Pointer, key string, value []byte) ([]byte, error) {
+	k, why := C.CString(key), (*C.char)(C.calloc(1, reasonBytes))
+	defer C.free(unsafe.Pointer(k))
+	defer C.free(unsafe.Pointer(why))
+	values, err := receive(1, func(sink C.uintptr_t) C.int32_t {
+		return C.sagecomm_store_claim(functions, claimer, k, unsafe.Pointer(unsafe.SliceData(value)), C.size_t(len(value)), sink, why, reasonBytes)
+	})
+	if err == nil {
+		return values[0], nil
+	}
+	return nil, fmt.Errorf("store: claim %s: %s", key, cmp.Or(C.GoString(why), err.Error()))
 }
 
 // errStore is the error that receive returns if the store failed. The store's text is in `why`.

@@ -28,6 +28,7 @@ type Config struct {
 	Timeout     time.Duration // bounds the rendezvous and each operation
 	Operations  time.Duration // bounds each operation in the place of Timeout; 0: Timeout does
 	Store       bootstrap.Store
+	Lasting     bootstrap.Lasting // makes Store last; groups over several hosts will need it for their verdict. nil: Store cannot last
 	Options     map[string]string // settings by variable name in lower case, without SAGECOMM_; the environment takes precedence
 
 	birth *birth // of a group that meets at a unique id

@@ -2,8 +2,8 @@
 // ([Exchange]), a common verdict on whether all ranks succeeded ([Agree]), and numbers that tell groups on the same keys apart
 // ([Epochs]). It owns nothing: keys and values belong to the caller's store.
 //
-// It is used while a group is made and never afterwards. Keys are "<prefix>/<rank>"; a prefix is used for one call, so
-// the caller puts group name, epoch and phase into it. Values stay in the store.
+// A [Store] is used while a group is made and never afterwards. Keys are "<prefix>/<rank>"; a prefix is used for one call, so
+// the caller puts group name, epoch and phase into it. Values stay in the store. What a group needs later is a [Claimer], see lasting.go.
 //
 // Any goroutine may call it. Start reading at exchange.go, then epoch.go.
 package bootstrap

@@ -36,18 +36,27 @@ func (s *FileStore) path(key string) string {
 
 // Set writes a value atomically: readers see all of it or nothing.
 func (s *FileStore) Set(key string, value []byte) error {
-	f, err := os.CreateTemp(s.dir, "t-*")
+	name, err := s.write(value)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(value)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), s.path(key))
-	}
-	if err != nil {
-		os.Remove(f.Name())
+	if err = os.Rename(name, s.path(key)); err != nil {
+		os.Remove(name)
 	}
 	return err
+}
+
+// write writes a value into a temporary file, which it returns.
+func (s *FileStore) write(value []byte) (name string, err error) {
+	f, err := os.CreateTemp(s.dir, "t-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(value)
+	if err = errors.Join(err, f.Close()); err != nil {
+		os.Remove(f.Name())
+	}
+	return f.Name(), err
 }
 
 // Get looks for the key repeatedly, at growing intervals.

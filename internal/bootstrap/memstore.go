@@ -11,7 +11,7 @@ import (
 type MemStore struct {
 	mu      sync.Mutex
 	values  map[string][]byte
-	changed chan struct{} // closed and replaced by each Set
+	changed chan struct{} // closed and replaced by each Set and Claim
 }
 
 // NewMemStore returns an empty store.
@@ -23,10 +23,16 @@ func NewMemStore() *MemStore {
 func (s *MemStore) Set(key string, value []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.put(key, value)
+	return nil
+}
+
+// put is Set.
+// Requires: the lock.
+func (s *MemStore) put(key string, value []byte) {
 	s.values[key] = bytes.Clone(value)
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return nil
 }
 
 // Get waits for key and returns a copy of its value.

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,14 +132,16 @@ static void run(const char *library, char *dir) {
 
   sagecomm_store store = {.ctx = dir, .set = store_set, .get = store_get};
   sagecomm_option option = {"debug", "WARN"};
-  sagecomm_group_config config = {.struct_size = sizeof config,
-                                  .rank = my_rank,
-                                  .size = 2,
-                                  .name = "two",
-                                  .timeout_ns = 60 * SECOND,
-                                  .store = &store,
-                                  .options = &option,
-                                  .n_options = 1};
+  /* Rank 1 is as if it was compiled when the configuration had no field `lasting`. */
+  sagecomm_group_config config = {
+      .struct_size = my_rank == 1 ? offsetof(sagecomm_group_config, lasting) : sizeof config,
+      .rank = my_rank,
+      .size = 2,
+      .name = "two",
+      .timeout_ns = 60 * SECOND,
+      .store = &store,
+      .options = &option,
+      .n_options = 1};
   sagecomm_group group = 0;
   sagecomm_error err = {0};
   if (api->group_create(&config, &group, &err) != SAGECOMM_OK) fprintf(stderr, "%s\n", err.message);

@@ -70,6 +70,14 @@ static int32_t group_create(const sagecomm_group_config *c, sagecomm_group *out,
     snprintf(err->message, sizeof err->message, "sagecomm: init: the store failed: %s", why);
     return SAGECOMM_SYSTEM;
   }
+  if (fake.lasts) {
+    void *claimer = NULL;
+    fake.refusal[0] = 0;
+    fake.lasting = *c->lasting;
+    rc = c->lasting->prepare(c->lasting->ctx, &claimer, fake.refusal, sizeof fake.refusal);
+    if (rc == 0 && fake.n_claimers == MAX_CLAIMERS) abort();
+    if (rc == 0) fake.claimers[fake.n_claimers++] = claimer;
+  }
   pthread_mutex_lock(&fake.lock);
   fake.groups++;
   fake.aborted = 0;

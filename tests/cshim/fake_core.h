@@ -6,7 +6,7 @@
 
 #include "../../export/sagecomm.h"
 
-enum { MAX_WORKS = 256, MAX_SEGMENTS = 16, MAX_GROUPS = 4096 };
+enum { MAX_WORKS = 256, MAX_SEGMENTS = 16, MAX_GROUPS = 4096, MAX_CLAIMERS = 64 };
 
 /* What issue() does. */
 enum {
@@ -51,6 +51,11 @@ typedef struct fake_core {
   void (*held_done[MAX_WORKS])(void *, int32_t, const sagecomm_error *);
   void *held_ctx[MAX_WORKS];
   int held;
+  int lasts; /* group_create() prepares the lasting store */
+  sagecomm_lasting_store lasting;
+  void *claimers[MAX_CLAIMERS];
+  int n_claimers, claims_begun, claims_ended;
+  char refusal[512]; /* of the last prepare() */
 } fake_core;
 
 extern fake_core fake;

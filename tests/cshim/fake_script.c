@@ -1,6 +1,7 @@
 /* fake_script.c holds the functions that a test calls with ctypes to say what the fake core does, and to see what it did. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fake_core.h"
 
@@ -11,6 +12,7 @@ void fake_reset(void) {
   fake.group_status = SAGECOMM_OK;
   fake.fault.status = 0;
   fake.wanted_key[0] = 0;
+  fake.lasts = 0;
   pthread_mutex_unlock(&fake.lock);
 }
 
@@ -114,3 +116,71 @@ int64_t fake_timeout_set(void) { return fake.timeout_ns; }
 const char *fake_options(void) { return fake.options; }
 const char *fake_got(void) { return fake.got; }
 const sagecomm_op *fake_last_op(void) { return &fake.last; }
+
+/* ---- the store that lasts ---- */
+
+/* From now on group_create() prepares it. */
+void fake_last(void) { fake.lasts = 1; }
+
+/* How many were prepared. They are numbered from 0. */
+int fake_claimers(void) { return fake.n_claimers; }
+const char *fake_refusal(void) { return fake.refusal; }
+
+typedef struct fake_value {
+  char *text;
+  size_t room;
+} fake_value;
+
+static void keep_value(void *ctx, const void *data, size_t n) {
+  fake_value *v = ctx;
+  snprintf(v->text, v->room, "%.*s", (int)n, (const char *)data);
+}
+
+/* Claims; what the key has, or why the claim failed, becomes the text. */
+int fake_claim(int claimer, const char *key, const char *value, char *text, size_t room) {
+  fake_value got = {text, room};
+  pthread_mutex_lock(&fake.lock);
+  fake.claims_begun++;
+  pthread_cond_broadcast(&fake.changed);
+  pthread_mutex_unlock(&fake.lock);
+  int rc = fake.lasting.claim(fake.claimers[claimer], key, value, strlen(value), &got, keep_value, text, room);
+  pthread_mutex_lock(&fake.lock);
+  fake.claims_ended++;
+  pthread_cond_broadcast(&fake.changed);
+  pthread_mutex_unlock(&fake.lock);
+  return rc;
+}
+
+static void *claim_on_thread(void *claimer) {
+  static char text[64];
+  fake_claim((int)(intptr_t)claimer, "cause", "elsewhere", text, sizeof text);
+  return NULL;
+}
+
+/* Claims "cause" on a thread that Python does not know, and returns when that thread has begun. */
+void fake_claim_elsewhere(int claimer) {
+  pthread_t thread;
+  pthread_mutex_lock(&fake.lock);
+  int begun = fake.claims_begun;
+  if (pthread_create(&thread, NULL, claim_on_thread, (void *)(intptr_t)claimer) != 0) abort();
+  pthread_detach(thread);
+  while (fake.claims_begun == begun) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+/* How many claims are under way. */
+int fake_claiming(void) {
+  pthread_mutex_lock(&fake.lock);
+  int n = fake.claims_begun - fake.claims_ended;
+  pthread_mutex_unlock(&fake.lock);
+  return n;
+}
+
+/* Blocks until no claim is under way. */
+void fake_await_claims(void) {
+  pthread_mutex_lock(&fake.lock);
+  while (fake.claims_ended < fake.claims_begun) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_release_claimer(int claimer) { fake.lasting.release(fake.claimers[claimer]); }

@@ -213,6 +213,7 @@ var hidden = []string{
 	"there is no kind", "there is no such method", "shmem: allocate", "shmem: [", "%q is not 32", "shmem: the arena is closed", "fstat", // faults of the library
 	"sagecomm: rendezvous %s: rank %d of %d ranks does not exist",
 	"the key did not appear in time", // wrapped by what says whose
+	"the store was given back",       // of a claim whose answer nobody waits for
 	"%s has no start time",           // of /proc: not Linux as it is
 }
 

@@ -19,6 +19,7 @@ import shim_hooks
 import shim_hooks_abort
 import shim_life
 import shim_members
+import shim_store
 from shim_harness import SCENARIOS, run, start
 
 pytestmark = pytest.mark.smoke
@@ -32,6 +33,7 @@ __all__ = [
     "shim_hooks_abort",
     "shim_life",
     "shim_members",
+    "shim_store",
 ]
 
 HERE = Path(__file__).resolve().parent
@@ -89,6 +91,7 @@ ENDINGS = {
         "s.fake.fake_script(s.MANUAL, 0); w = dist.all_reduce(torch.ones(1), async_op=True)\n"
         "threading.Thread(target=w.wait, daemon=True).start()"
     ),
+    "claim in a store whose server is stopped": "import shim_store; shim_store.claim_that_does_not_end()",
 }
 
 

@@ -1,0 +1,157 @@
+package bootstrap
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// claims makes 100 claims at once and returns what all of them got.
+func claims(t *testing.T, s Lasting, key, who string) string {
+	t.Helper()
+	var got [100]string
+	var wg sync.WaitGroup
+	for i := range got {
+		wg.Go(func() {
+			c, err := s.Last()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Release()
+			value, err := c.Claim(key, bytes.Repeat(fmt.Appendf(nil, "%s %d;", who, i), 500)) // longer than a page
+			if err != nil {
+				t.Error(err)
+			}
+			got[i] = string(value)
+		})
+	}
+	wg.Wait()
+	for _, value := range got {
+		require.Equal(t, got[0], value)
+	}
+	require.True(t, strings.HasPrefix(got[0], strings.Split(got[0], ";")[0]+";"))
+	return got[0]
+}
+
+// Of claims at the same time one wins, and all get its whole value; so does who reads the key, and who claims later.
+func TestOneClaimWins(t *testing.T) {
+	for name, s := range map[string]interface {
+		Store
+		Lasting
+	}{"memory": NewMemStore(), "files": newFileStore(t)} {
+		t.Run(name, func(t *testing.T) {
+			const key = "a/b"
+			won := claims(t, s, key, "test")
+			value, err := s.Get(key, 0)
+			require.NoError(t, err)
+			require.Equal(t, won, string(value))
+			require.Equal(t, won, claims(t, s, key, "late"))
+			require.NoError(t, s.Set("set", []byte("before")))
+			c, err := s.Last()
+			require.NoError(t, err)
+			value, err = c.Claim("set", []byte("after"))
+			require.NoError(t, err)
+			require.Equal(t, "before", string(value))
+			if files, ok := s.(*FileStore); ok {
+				entries, err := os.ReadDir(files.dir)
+				require.NoError(t, err)
+				require.Len(t, entries, 2, "no temporary file stays")
+			}
+		})
+	}
+}
+
+// Three processes claim one key in a directory.
+func TestOneClaimOfProcessesWins(t *testing.T) {
+	const variable = "SAGECOMM_TEST_CLAIMS_IN"
+	if dir := os.Getenv(variable); dir != "" {
+		s, err := NewFileStore(dir)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(dir+"/result-"+fmt.Sprint(os.Getpid()), []byte(claims(t, s, "key", fmt.Sprint(os.Getpid()))), 0o600))
+		return
+	}
+	dir := t.TempDir()
+	var children [3]*exec.Cmd
+	for i := range children {
+		children[i] = exec.Command(os.Args[0], "-test.run=^TestOneClaimOfProcessesWins$")
+		children[i].Env = append(os.Environ(), variable+"="+dir)
+		require.NoError(t, children[i].Start())
+	}
+	var got [3]string
+	for i, child := range children {
+		require.NoError(t, child.Wait())
+		text, err := os.ReadFile(fmt.Sprintf("%s/result-%d", dir, child.Process.Pid))
+		require.NoError(t, err)
+		got[i] = string(text)
+	}
+	require.Equal(t, got[0], got[1])
+	require.Equal(t, got[0], got[2])
+}
+
+// MemStore wakes who waits for a key that a claim stores.
+func TestAClaimEndsAWait(t *testing.T) {
+	s := NewMemStore()
+	got := make(chan string)
+	go func() {
+		value, err := s.Get("k", ample)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- string(value)
+	}()
+	c, err := s.Last()
+	require.NoError(t, err)
+	_, err = c.Claim("k", []byte("v"))
+	require.NoError(t, err)
+	require.Equal(t, "v", <-got)
+}
+
+// Release waits for no claim, and the store is given back once, behind the last one. Later claims do not reach it.
+func TestReleaseGoesBehindClaims(t *testing.T) {
+	begun, end, released := make(chan string, 2), make(chan struct{}), make(chan struct{}, 2)
+	c := Counted(func(key string, value []byte) ([]byte, error) {
+		begun <- key
+		<-end
+		return value, nil
+	}, func() { released <- struct{}{} })
+	var wg sync.WaitGroup
+	for _, key := range []string{"a", "b"} {
+		wg.Go(func() {
+			if value, err := c.Claim(key, []byte("v")); err != nil || string(value) != "v" {
+				t.Errorf("%q, %v", value, err)
+			}
+		})
+	}
+	<-begun
+	<-begun
+	c.Release()
+	c.Release()
+	_, err := c.Claim("c", []byte("v"))
+	require.ErrorIs(t, err, errReleased)
+	require.Empty(t, released)
+	close(end)
+	wg.Wait()
+	<-released
+	require.Empty(t, released)
+
+	c = Counted(nil, func() { released <- struct{}{} })
+	c.Release()
+	<-released
+}
+
+func TestClaimInADirectoryThatHasGone(t *testing.T) {
+	s := newFileStore(t)
+	c, err := s.Last()
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(s.dir))
+	_, err = c.Claim("k", []byte("v"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}

@@ -1,0 +1,204 @@
+"""The store that lasts as long as a group: the core claims keys in it from threads of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+
+import programs
+from sagecomm import _C
+from shim_harness import backend_options, fake, scenario
+
+LONG_S = 60.0  # until a thread counts as hanging
+PR_SET_PDEATHSIG = 1
+
+
+def claimer_of(store: dist.Store) -> int:
+    """Makes a group that prepares the store, destroys it, and returns the number of what it has prepared."""
+    fake.fake_last()
+    before = fake.fake_claimers()
+    _C.create_backend(backend_options(store), {})
+    assert fake.fake_claimers() == before + 1, refusal()
+    return before
+
+
+def refusal() -> str:
+    fake.fake_refusal.restype = ctypes.c_char_p
+    return fake.fake_refusal().decode()
+
+
+def claim(claimer: int, value: str) -> str:
+    text = ctypes.create_string_buffer(512)
+    status = fake.fake_claim(claimer, b"cause", value.encode(), text, ctypes.c_size_t(len(text)))
+    assert status == 0, text.value
+    return text.value.decode()
+
+
+def server() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def client(port: int) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
+
+def prefixed(store: dist.Store) -> dist.Store:
+    return dist.PrefixStore("outer", dist.PrefixStore("inner", store))
+
+
+def check_one_claim_wins(one: dist.Store, other: dist.Store) -> None:
+    for wrap in (prefixed, lambda store: store):
+        claimers = [claimer_of(wrap(store)) for store in (one, other, one)]
+        assert [claim(c, f"of {i}") for i, c in enumerate(claimers)] == ["of 0"] * len(claimers)
+        assert wrap(one).get("cause") == wrap(other).get("cause") == b"of 0"
+        for c in claimers:
+            fake.fake_release_claimer(c)
+    assert one.get("cause") == b"of 0"  # goes on
+
+
+@scenario
+def one_claim_wins_in_a_tcp_store() -> None:
+    for kind in (True, False):
+        serving = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=kind)
+        check_one_claim_wins(serving, dist.TCPStore("127.0.0.1", serving.port, is_master=False, use_libuv=kind))
+
+
+@scenario
+def one_claim_wins_in_a_file_store() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        stores = [dist.FileStore(path, 2) for _ in range(2)]
+        check_one_claim_wins(*stores)
+        claimer = claimer_of(stores[0])
+        del stores
+        assert os.path.exists(path), "the clone counts as a user"
+        fake.fake_release_claimer(claimer)
+        assert not os.path.exists(path), "the last user removes the file"
+
+
+@scenario
+def one_claim_wins_in_a_hash_store() -> None:
+    store = dist.HashStore()
+    check_one_claim_wins(store, store)
+    claimer = claimer_of(prefixed(store))
+    del store
+    assert claim(claimer, "late") == "of 0"
+    fake.fake_release_claimer(claimer)
+
+
+class OfPython(dist.Store):
+    """A store that is written in Python. A group needs no more than this to be made here."""
+
+    def set(self, key: str, value: bytes) -> None:
+        pass
+
+
+@scenario
+def store_of_python_is_refused() -> None:
+    store = OfPython()
+    for given in (store, prefixed(store)):
+        fake.fake_last()
+        before = fake.fake_claimers()
+        _C.create_backend(backend_options(given), {})
+        assert fake.fake_claimers() == before
+        assert "PythonStore cannot be used after the group was made" in refusal()
+        assert "written in Python" in refusal()
+
+
+@scenario
+def claim_beside_a_wait_in_the_users_store() -> None:
+    """Without a clone it would wait as well, because a TCPStore is locked during a wait."""
+    serving = server()
+    users = client(serving.port)
+    claimer = claimer_of(prefixed(users))
+    waiting = threading.Thread(target=lambda: users.wait(["end"], timedelta(seconds=10 * LONG_S)))
+    waiting.start()
+    while True:  # until a call in the store does not return, so that it is locked
+        call = threading.Thread(target=users.check, args=(["end"],))
+        call.start()
+        call.join(0.1)
+        if call.is_alive():
+            break
+    assert claim(claimer, "meanwhile") == "meanwhile"
+    assert waiting.is_alive()
+    assert call.is_alive()
+    serving.set("end", "")
+    for thread in (waiting, call):
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    fake.fake_release_claimer(claimer)
+
+
+def start_server() -> tuple[int, int]:
+    """Starts a process that serves a store, and ends with this one at the latest. Returns its id and the port."""
+    end, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        store = server()
+        os.write(write, f"{store.port}\n".encode())
+        while True:
+            signal.pause()
+    os.close(write)
+    with os.fdopen(end) as lines:
+        return child, int(lines.readline())
+
+
+@contextmanager
+def server_elsewhere() -> Iterator[tuple[int, int]]:
+    child, port = start_server()
+    try:
+        yield child, port
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def claim_in_a_stopped_server(child: int, port: int) -> tuple[int, int]:
+    """Begins a claim that does not end, and returns the claimer, and another one of the same server."""
+    claimers = claimer_of(prefixed(client(port))), claimer_of(client(port))
+    os.kill(child, signal.SIGSTOP)
+    programs.await_stop(child)
+    fake.fake_claim_elsewhere(claimers[0])
+    return claimers
+
+
+@scenario
+def claim_in_a_stopped_server_holds_up_no_other_release() -> None:
+    with server_elsewhere() as (child, port):
+        hanging, other = claim_in_a_stopped_server(child, port)
+        fake.fake_release_claimer(other)
+        assert fake.fake_claiming() == 1
+        serving = server()  # other stores go on as well
+        elsewhere = claimer_of(serving)
+        assert claim(elsewhere, "mine") == "mine"
+        fake.fake_release_claimer(elsewhere)
+        os.kill(child, signal.SIGCONT)
+        fake.fake_await_claims()
+        assert claim(hanging, "late") == "elsewhere"
+        fake.fake_release_claimer(hanging)
+
+
+def claim_that_does_not_end() -> None:
+    """For a process that ends then, and its server with it."""
+    claim_in_a_stopped_server(*start_server())
+    assert fake.fake_claiming() == 1
+
+
+@scenario
+def claim_without_a_server_says_why() -> None:
+    with server_elsewhere() as (_, port):
+        claimer = claimer_of(client(port))
+    text = ctypes.create_string_buffer(512)
+    assert fake.fake_claim(claimer, b"cause", b"mine", text, ctypes.c_size_t(len(text))) == -1
+    assert text.value
+    assert b"frame #" not in text.value, "a stack of C++"
+    fake.fake_release_claimer(claimer)
