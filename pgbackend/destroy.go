@@ -34,6 +34,9 @@ func (g *Group) destroy(late time.Duration) error {
 		observe.Warn("group %q was destroyed on %s with operations %s; they fail now", g.title(), g.number(g.rank), what)
 	}
 	waitForFiles := g.process.observers.Remove(view{g})
+	if g.arbiter != nil {
+		g.arbiter.flush(flushLimit)
+	}
 	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
 	aborted := g.destroyedHere()
@@ -57,6 +60,9 @@ func (g *Group) destroy(late time.Duration) error {
 	}
 	g.process.observers.TakeTimeline(view{g})
 	g.life.leave()
+	if g.arbiter != nil {
+		g.arbiter.leave(g)
+	}
 	g.unlisten()
 	g.run.Detach()
 	p.mu.Lock()

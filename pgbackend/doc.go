@@ -22,17 +22,19 @@
 //     of a kind is predicted (in a sync.Once of the selector). Both may be held for tenths of a second.
 //  5. Process.mu, which guards the lists of groups and of peers.
 //  6. memory.bells, held while an arena is made or removed.
-//  7. progressEngine.mu, lifetime.mu and failureCallback.mu. Nothing else is taken while one of these is held.
+//  7. progressEngine.mu, lifetime.mu, failureCallback.mu, Group.replacing and arbiter.mu. Nothing else is taken while one of these
+//     is held.
 //
 // The locks of the runner are C's; internal/runner/group.h has their order. No Go lock is taken while one of them is held.
 //
 // No lock is held while a peer or a store is waited for, or while an observer is called, except that of the topic of a control
-// exchange; an exchange declares its failure when it has released that lock. The locks of internal/shmem, of internal/observe
+// exchange, which declares its failure when it has released that lock, and Group.opening by who opens the device lane in vain: in a group
+// over several hosts it waits for the verdict, for a second at most. The locks of internal/shmem, of internal/observe
 // and of internal/runner/stats.go are leaves, except for Observers.mu, which comes before Process.mu because observers read the
 // groups.
 //
 // Start reading at process.go, then create.go and rendezvous.go (how ranks meet), issue.go (how an operation gets its
-// program), peers.go (how the death of a rank is noticed), failure.go (what a failure does), diagnose.go (which rank is the
-// culprit, and how that is worded), lifetime.go (the states of a group), destroy.go, and control.go (how ranks agree on
-// something later).
+// program), peers.go (how the death of a rank is noticed), failure.go (what a failure does; over several hosts with
+// arbiter.go), diagnose.go (which rank is the culprit, and how that is worded), lifetime.go (the states of a group),
+// destroy.go, and control.go (how ranks agree on something later).
 package pgbackend

@@ -11,15 +11,56 @@ import (
 )
 
 // adopt makes every unfinished and later operation of this process fail with f, the group's first cause. Only the first call
-// sets the cause. Failure callbacks run, and the flight recorder is dumped, before operations raise the failure.
-func (g *Group) adopt(f *coll.Failure) {
-	if g.cause.CompareAndSwap(nil, f) {
+// sets the cause.
+func (g *Group) adopt(f *coll.Failure) { g.goDown(f, g.cause.CompareAndSwap(nil, f)) }
+
+// goDown takes the group down with its cause. If f has just become the cause, failure callbacks run, and the flight recorder is dumped,
+// before operations raise the failure.
+func (g *Group) goDown(f *coll.Failure, fresh bool) {
+	if fresh {
 		g.info("failed: %s", strings.TrimPrefix(f.Message, "sagecomm: "))
 		g.failureCallback.call(f)
 		g.process.observers.DumpFailure(view{g})
 	}
 	g.failureCallback.wait()
 	g.down()
+}
+
+// adoptOwn is adopt for a failure of a group over several hosts of which there is no verdict yet: operations fail with it, and the verdict
+// takes its place. The failure word stays as it is.
+func (g *Group) adoptOwn(f *coll.Failure) {
+	g.replacing.Lock()
+	first := g.cause.CompareAndSwap(nil, f)
+	g.provisional = g.provisional || first
+	g.replacing.Unlock()
+	g.goDown(f, first)
+}
+
+// takeVerdict takes the verdict on a group over several hosts: the first cause of its failure. Operations that have failed keep the cause that
+// they had. Failure callbacks run once, with the cause that came first. Only the first call does anything.
+func (g *Group) takeVerdict(first *coll.Failure) {
+	if !g.life.acquire() {
+		return
+	}
+	defer g.life.release()
+	defer recoverFrom("the verdict on a group")
+	g.run.Declare(first)
+	g.replacing.Lock()
+	fresh := g.cause.CompareAndSwap(nil, first)
+	replaces := g.provisional // then the cause is this rank's own, and not that of a group that is destroyed
+	g.provisional = false
+	if replaces {
+		g.cause.Store(first)
+	}
+	g.replacing.Unlock()
+	g.goDown(first, fresh)
+	if !replaces {
+		return
+	}
+	g.info("the verdict: %s", strings.TrimPrefix(first.Message, "sagecomm: "))
+	for _, l := range g.lanes() {
+		g.recause(l.run, first)
+	}
 }
 
 // incident diagnoses why a driver of a lane cannot go on with an operation, declares that as the group's failure unless there is
@@ -37,8 +78,23 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 }
 
 // declareFailure makes f the group's first cause, unless the group has one already, and takes the group down with the first
-// cause. Several goroutines and ranks may declare failures at the same time.
-func (g *Group) declareFailure(f *coll.Failure) { g.adopt(g.run.Declare(f)) }
+// cause. Several goroutines and ranks may declare failures at the same time. In a group over several hosts it waits for the verdict, for
+// a bounded time, and then goes down with f until the verdict is there.
+func (g *Group) declareFailure(f *coll.Failure) {
+	if g.arbiter == nil {
+		g.adopt(g.run.Declare(f))
+		return
+	}
+	wait := verdictWait(f.Status)
+	if g.cause.Load() != nil { // another failure was declared, and nobody waits for this one
+		wait = 0
+	}
+	if first := g.arbiter.declare(f, wait); first != nil {
+		g.takeVerdict(first)
+	} else {
+		g.adoptOwn(f)
+	}
+}
 
 // peerDied declares the failure of the group because the process of a rank has ended, unless the rank had left before. The
 // watch over that process calls it.

@@ -54,7 +54,11 @@ type Group struct {
 	buckets          *buckets                           // gathers the collectives of the host lane; nil: the group does not fuse
 
 	cause           atomic.Pointer[coll.Failure]
-	failureCallback failureCallback // called when the group fails or is destroyed
+	arbiter         *arbiter                                 // decides the first cause of a group over several hosts; nil: the failure word does
+	recause         func(run *runner.Group, f *coll.Failure) // replaces the cause with which a lane is down; set where arbiter is
+	replacing       sync.Mutex                               // guards provisional
+	provisional     bool                                     // the cause is this rank's own until the arbiter has the verdict
+	failureCallback failureCallback                          // called when the group fails or is destroyed
 
 	life    lifetime
 	control [topicCount]controlTopic

@@ -86,6 +86,22 @@ func (m *Member) Next() Next {
 // Verdict returns the first cause, or "" if there is none yet.
 func (m *Member) Verdict() string { return m.verdict }
 
+// Pending reports whether this member knows of a failure and has no verdict.
+func (m *Member) Pending() bool { return m.verdict == "" && m.declared != "" }
+
+// Unsettled reports whether it matters that a member leaves: this one waits for a verdict, or one has it from this one over others only.
+func (m *Member) Unsettled() bool {
+	if m.verdict == "" {
+		return m.declared != ""
+	}
+	for j := range m.members {
+		if !m.lost(j) && !m.linked(j) {
+			return true
+		}
+	}
+	return false
+}
+
 // Declare takes a failure of this host's own. The first record counts.
 func (m *Member) Declare(record string) {
 	if m.verdict == "" && m.declared == "" {
@@ -124,7 +140,7 @@ func (m *Member) Left(j int) {
 // Take takes a frame that has come over the link to a member. An error says what no member sends: the link is to be ended. What comes over a
 // link that is lost is dropped: others may have decided without the member at its end.
 func (m *Member) Take(f Frame, over int) error {
-	if err := m.check(f); err != nil {
+	if err := f.Check(m.members); err != nil {
 		return err
 	}
 	switch {
@@ -142,18 +158,18 @@ func (m *Member) Take(f Frame, over int) error {
 	return nil
 }
 
-// check compares the fields of a frame with what a member sends.
-func (m *Member) check(f Frame) error {
+// Check returns an error unless a member of a group of so many sends such a frame.
+func (f Frame) Check(members int) error {
 	ranks := []int{f.From, f.To}
 	if f.Kind == Lost {
 		ranks = append(ranks, f.Ends[:]...)
 	}
 	for _, i := range ranks {
-		if i < 0 || i >= m.members {
-			return fmt.Errorf("a frame of the verdict names member %d of %d", i, m.members)
+		if i < 0 || i >= members {
+			return fmt.Errorf("a frame of the verdict names member %d of %d", i, members)
 		}
 	}
-	least, most, record := 0, m.members, true // the ballot, and whether there is a record
+	least, most, record := 0, members, true // the ballot, and whether there is a record
 	switch f.Kind {
 	case Declare:
 		most = 0
@@ -175,7 +191,7 @@ func (m *Member) check(f Frame) error {
 		return fmt.Errorf("a frame %v of the verdict has the ballot %d: expected %d to %d", f.Kind, f.Ballot, least, most)
 	case record != (f.Record != ""):
 		return fmt.Errorf("a frame %v of the verdict has a record of %d bytes", f.Kind, len(f.Record))
-	case f.Kind != Lost && (f.From == f.To || f.Hops < 1 || f.Hops > m.members):
+	case f.Kind != Lost && (f.From == f.To || f.Hops < 1 || f.Hops > members):
 		return fmt.Errorf("a frame %v of the verdict from member %d to %d has %d hops left", f.Kind, f.From, f.To, f.Hops)
 	}
 	return nil

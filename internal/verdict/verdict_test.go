@@ -340,3 +340,22 @@ func TestRoutes(t *testing.T) {
 	require.False(t, m.lost(3))
 	require.Equal(t, 0, m.lowest())
 }
+
+// Who watches for members that leave: who waits for a verdict, and who has one that others pass on for it.
+func TestUnsettled(t *testing.T) {
+	m := New(0, 3)
+	require.False(t, m.Unsettled())
+	m.StoreLost()
+	m.Declare("x")
+	require.True(t, m.Pending())
+	require.True(t, m.Unsettled())
+	require.NoError(t, m.Take(Frame{Kind: Promise, From: 1, Hops: 3, Ballot: 1}, 1))
+	require.NoError(t, m.Take(Frame{Kind: Promise, From: 2, Hops: 3, Ballot: 1}, 2))
+	require.Equal(t, "x", m.Verdict())
+	require.False(t, m.Pending())
+	require.False(t, m.Unsettled())
+	m.LinkLost(2)
+	require.True(t, m.Unsettled(), "member 1 passes it on")
+	m.Left(1)
+	require.False(t, m.Unsettled(), "nobody does")
+}

@@ -1,0 +1,349 @@
+package pgbackend
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/transport/tcp"
+	"sagecomm/internal/verdict"
+)
+
+// Times of the verdict (docs/protocol.md, section 16). The bound of contract 3, 3 s, is made of storeLimit, of what it takes to notice that
+// a link is lost, and of one round trip.
+const (
+	storeLimit  = 500 * time.Millisecond // a store that has not answered a claim after that is lost
+	arbiterTick = 20 * time.Millisecond  // between two tries to send what a link has not taken, and between two looks for members that left
+	abortWait   = 50 * time.Millisecond  // how long an abort or a timeout waits for the verdict
+	causeWait   = time.Second            // how long any other failure does
+	flushLimit  = 500 * time.Millisecond // how long Destroy waits until frames of the verdict are sent
+)
+
+// verdictWait returns how long who declares a failure waits for the verdict before the own record is raised.
+func verdictWait(s coll.Status) time.Duration {
+	if s == coll.Aborted || s == coll.Timeout {
+		return abortWait
+	}
+	return causeWait
+}
+
+// memberLink sends frames to the process of a member. [tcp.Link] is one.
+type memberLink interface {
+	// TrySend sends a frame on a connection and does not wait. It reports false if the connection takes nothing now; an error means that
+	// the link is lost.
+	TrySend(on int, h *tcp.Header, payload ...[]byte) (taken bool, err error)
+}
+
+// servedGroup is a group of this process.
+type servedGroup interface {
+	// takeVerdict is called once, with the verdict, on a goroutine of its own.
+	takeVerdict(first *coll.Failure)
+	// Panicked is called if there will be no verdict, after a panic of the arbiter.
+	Panicked(r any) *coll.Failure
+}
+
+// arbiterConfig describes a group over several hosts to its arbiter.
+type arbiterConfig struct {
+	number uint64                // of the group in frames
+	size   int                   // ranks
+	lowest []int                 // by member: its lowest rank, by which frames name it
+	self   int                   // the member that this process is
+	links  []memberLink          // by member; nil for self
+	left   func(member int) bool // reports whether all ranks of a member have said goodbye; it waits for nothing
+	store  bootstrap.Claimer     // nil: the store does not last
+	key    string                // of the first cause in the store
+}
+
+// arbiter is a member of the verdict on a group over several hosts: it finds the first cause of its failure, the same on all survivors. A
+// process has one for each such group, whatever the number of its ranks in the group.
+//
+// One goroutine owns the [verdict.Member]. What happens is appended to a queue, so nobody waits for a claim or a link but who asks for that:
+// receivers of frames, and those who notice that a link is lost, never do.
+type arbiter struct {
+	arbiterConfig
+	memberOf map[int]int // by lowest rank
+
+	release sync.Once // gives the store back
+
+	mu     sync.Mutex
+	queue  []func()
+	closed bool
+	groups []servedGroup
+	bell   chan struct{} // rings when there is something in the queue, or closed is set
+	done   chan struct{} // closed when the goroutine has ended
+
+	cause   atomic.Pointer[coll.Failure]
+	decided chan struct{} // closed when cause is there
+
+	// The goroutine's own:
+	member  *verdict.Member
+	known   []bool          // by member: it is known to have left
+	backlog [][]memberFrame // by member: what its link has not taken yet
+	flushed []chan struct{} // to be closed when there is nothing to send and no verdict to come
+}
+
+// newArbiter returns an arbiter that serves no group yet. It takes the store over.
+func newArbiter(c arbiterConfig) *arbiter {
+	members := len(c.lowest)
+	a := &arbiter{arbiterConfig: c, memberOf: map[int]int{}, bell: make(chan struct{}, 1), done: make(chan struct{}), decided: make(chan struct{}),
+		member: verdict.New(c.self, members), known: make([]bool, members), backlog: make([][]memberFrame, members)}
+	for member, rank := range c.lowest {
+		a.memberOf[rank] = member
+	}
+	if a.store == nil {
+		a.member.StoreLost()
+	}
+	go a.run()
+	return a
+}
+
+// serve adds a group of this process, which gets the verdict, also one that is there already.
+// Requires: calls may enter the group.
+func (a *arbiter) serve(g servedGroup) {
+	a.mu.Lock()
+	a.groups = append(a.groups, g)
+	first := a.cause.Load()
+	a.mu.Unlock()
+	if first != nil {
+		go g.takeVerdict(first)
+	}
+}
+
+// leave takes a group out. When the last one has left, the arbiter ends.
+func (a *arbiter) leave(g servedGroup) {
+	a.mu.Lock()
+	a.groups = slices.DeleteFunc(a.groups, func(other servedGroup) bool { return other == g })
+	last := len(a.groups) == 0
+	a.mu.Unlock()
+	if last {
+		a.close()
+	}
+}
+
+// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped.
+func (a *arbiter) close() {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.ring()
+	<-a.done
+	if a.store != nil {
+		a.release.Do(a.store.Release)
+	}
+}
+
+// declare takes a failure of this process's own, waits for the verdict for a while, and returns it, or nil.
+func (a *arbiter) declare(f *coll.Failure, wait time.Duration) *coll.Failure {
+	record := encodeRecord(f, a.size)
+	a.push(func() { a.member.Declare(record) })
+	select {
+	case <-a.decided:
+	case <-a.done:
+	case <-time.After(wait):
+	}
+	return a.cause.Load()
+}
+
+// take takes a frame of the verdict that has come over the link to a member. It does not wait. An error says what no member sends: the link
+// is to be ended.
+func (a *arbiter) take(over int, h *tcp.Header, payload []byte) error {
+	f, err := a.read(h, payload)
+	if err == nil {
+		a.push(func() { _ = a.member.Take(f, over) }) // it checks what read has checked
+	}
+	return err
+}
+
+// linkLost takes note that the link to a member is lost. Frames that have come over it were taken before.
+func (a *arbiter) linkLost(member int) {
+	a.push(func() {
+		a.backlog[member] = nil
+		a.member.LinkLost(member)
+	})
+}
+
+// flush returns when there is nothing to send and no verdict to come, but after the limit at the latest. A rank that leaves the group
+// calls it, so that what it has declared does not leave with it.
+func (a *arbiter) flush(limit time.Duration) {
+	flushed := make(chan struct{})
+	a.push(func() { a.flushed = append(a.flushed, flushed) })
+	select {
+	case <-flushed:
+	case <-a.done:
+	case <-time.After(limit):
+	}
+}
+
+// push appends to the queue. Nothing is run any more once the arbiter is closed.
+func (a *arbiter) push(f func()) {
+	a.mu.Lock()
+	if !a.closed {
+		a.queue = append(a.queue, f)
+	}
+	a.mu.Unlock()
+	a.ring()
+}
+
+func (a *arbiter) ring() {
+	select {
+	case a.bell <- struct{}{}:
+	default:
+	}
+}
+
+// run is the goroutine.
+func (a *arbiter) run() {
+	defer func() {
+		if r := recover(); r != nil {
+			a.panicked(r)
+		}
+	}()
+	defer close(a.done)
+	for a.step() {
+		var tick <-chan time.Time
+		if a.member.Unsettled() || a.unsent() {
+			tick = time.After(arbiterTick)
+		}
+		select {
+		case <-a.bell:
+		case <-tick:
+		}
+	}
+}
+
+// panicked fails the groups after a panic of the goroutine.
+func (a *arbiter) panicked(r any) {
+	a.mu.Lock()
+	a.closed = true
+	groups := slices.Clone(a.groups)
+	a.mu.Unlock()
+	for _, g := range groups {
+		g.Panicked(r)
+	}
+}
+
+// step does what is to be done now. It reports false if the arbiter is closed.
+func (a *arbiter) step() bool {
+	a.mu.Lock()
+	todo, closed := a.queue, a.closed
+	a.queue = nil
+	a.mu.Unlock()
+	if closed {
+		return false
+	}
+	for _, f := range todo {
+		f()
+		a.act()
+	}
+	if a.member.Unsettled() { // behind what has come: members that left may have sent it
+		a.look()
+	}
+	a.send()
+	if !a.member.Pending() && !a.unsent() {
+		for _, flushed := range a.flushed {
+			close(flushed)
+		}
+		a.flushed = nil
+	}
+	return true
+}
+
+// look looks for members that have left.
+func (a *arbiter) look() {
+	for j := range a.known {
+		if j != a.self && !a.known[j] && a.left(j) {
+			a.known[j] = true
+			a.member.Left(j)
+			a.act()
+		}
+	}
+}
+
+// act does what the member has to do.
+func (a *arbiter) act() {
+	next := a.member.Next()
+	if next.Verdict != "" {
+		a.decide(next.Verdict)
+	}
+	for _, s := range next.Send {
+		a.backlog[s.Over] = append(a.backlog[s.Over], a.write(s.Frame))
+	}
+	if next.Claim != "" {
+		a.claim(next.Claim)
+	}
+}
+
+// decide makes a record the first cause.
+func (a *arbiter) decide(record string) {
+	first, err := decodeRecord(record, a.size)
+	if err != nil {
+		panic(err) // read and answer take no such record
+	}
+	a.mu.Lock()
+	a.cause.Store(first)
+	groups := slices.Clone(a.groups)
+	a.mu.Unlock()
+	close(a.decided)
+	for _, g := range groups {
+		go g.takeVerdict(first)
+	}
+}
+
+// claim asks the store, which may never answer.
+func (a *arbiter) claim(record string) {
+	answered := false // the goroutine's own
+	limit := time.AfterFunc(storeLimit, func() {
+		a.push(func() {
+			if !answered {
+				a.member.StoreLost()
+			}
+		})
+	})
+	go func() {
+		value, err := a.ask(record)
+		limit.Stop()
+		a.push(func() {
+			answered = true
+			if err != nil {
+				a.member.StoreLost()
+			} else {
+				a.member.Answer(a.answer(value))
+			}
+		})
+	}()
+}
+
+// ask makes the claim. A panic of the store is an error of it.
+func (a *arbiter) ask(record string) (value []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fault(r)
+		}
+	}()
+	return a.store.Claim(a.key, []byte(record))
+}
+
+// send sends what links take. A link that cannot send is lost, which linkLost is about to say.
+func (a *arbiter) send() {
+	for to, frames := range a.backlog {
+		for len(frames) > 0 {
+			taken, err := a.links[to].TrySend(0, &frames[0].header, frames[0].payload...)
+			if err != nil {
+				frames = nil
+			} else if taken {
+				frames = frames[1:]
+			} else {
+				break
+			}
+		}
+		a.backlog[to] = frames
+	}
+}
+
+// unsent reports whether a link has not taken everything.
+func (a *arbiter) unsent() bool {
+	return slices.ContainsFunc(a.backlog, func(frames []memberFrame) bool { return len(frames) > 0 })
+}
