@@ -253,6 +253,7 @@ func (x *controlExchange) await(w roundWord, want uint64) *coll.Failure {
 	missing := make([]int, 0, len(x.entries))
 	for looks, sleep := 0, controlFirstSleep; ; looks++ {
 		missing = x.tell(missing[:0])
+		untold := missing
 		for rank, e := range x.entries {
 			if rank == x.g.rank {
 				continue
@@ -260,7 +261,7 @@ func (x *controlExchange) await(w roundWord, want uint64) *coll.Failure {
 			switch n := w.of(e).Load(); {
 			case n == want:
 			case n == want-1 && want > 0:
-				if !slices.Contains(missing, rank) {
+				if !slices.Contains(untold, rank) {
 					missing = append(missing, rank)
 				}
 			default:

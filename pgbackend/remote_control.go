@@ -62,9 +62,9 @@ func (r *remoteControl) take(h *tcp.Header, payload []byte) error {
 }
 
 // tell sends what this rank has posted or taken in a topic and the other rank has not been told. part is how much of the data in the own
-// entry belongs to the message. It does not wait, and reports whether all that was posted has been told. A link that is lost is a failure of the
-// group, which whoever waits sees, unless the other rank has left: then what it would be told is of no use, and counts as told. Whether it has
-// done its part before stands in its entry.
+// entry belongs to the message. It does not wait, and reports whether all that was posted has been told. What a rank that has left would be told
+// is of no use, and counts as told; whether it has done its part before stands in its entry. Else a link that is lost is a failure of the group,
+// which whoever waits sees.
 // Requires: the topic's lock.
 func (r *remoteControl) tell(t topic, part int, left func() bool) bool {
 	mine, own, told := &r.rounds[t], &r.own[t], &r.told[t]
@@ -80,7 +80,7 @@ func (r *remoteControl) tell(t topic, part int, left func() bool) bool {
 		return true
 	}
 	if sent, err := r.pair.SendEntry(h, payload...); err != nil || !sent {
-		return told.posted == posted || err != nil && left()
+		return told.posted == posted || left()
 	}
 	told.posted, told.taken = posted, h.Taken
 	return true

@@ -159,7 +159,7 @@ func (p *Pair) unmap() {
 func (p *Pair) unread() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.placed = 0
+	p.placed, p.payload = 0, nil
 	p.unmap()
 	p.nothingLeft()
 }
@@ -223,18 +223,24 @@ func (p *Pair) push() (moved bool, err error) {
 // Requires: pushing, which others may have had meanwhile.
 func (p *Pair) bare(on int, h *tcp.Header, payload ...[]byte) error {
 	before := p.gone
-	p.pushing.Unlock()
-	err := p.Link.Send(on, h, payload...)
-	p.pushing.Lock()
-	if err == nil && p.gone != before {
+	if err := p.sendUnlocked(on, h, payload...); err != nil {
+		return err
+	}
+	if p.gone != before {
 		return errRemoved
 	}
-	return err
+	return nil
+}
+
+func (p *Pair) sendUnlocked(on int, h *tcp.Header, payload ...[]byte) error {
+	p.pushing.Unlock()
+	defer p.pushing.Lock()
+	return p.Link.Send(on, h, payload...)
 }
 
 func (p *Pair) pushAll() (moved bool, err error) {
 	p.mu.Lock()
-	over, abandoned := p.over, p.gaveUp
+	over, abandoned, asks := p.over, p.gaveUp, p.asked || p.asking == askSoon
 	p.mu.Unlock()
 	switch {
 	case p.gone && abandoned && !p.closing: // it waits for CLOSE of all others before it gives its memory back
@@ -269,7 +275,7 @@ func (p *Pair) pushAll() (moved bool, err error) {
 			return moved, err
 		}
 	}
-	if !p.leaving {
+	if asks && !p.leaving {
 		m, err := p.pushState()
 		if moved = moved || m; err != nil {
 			return moved, err
@@ -325,8 +331,7 @@ func (p *Pair) storeGaveUp() {
 		p.lanes[n].own.WakeAll(p.engine)
 	}
 	copy(p.lanes[runner.HostLane].shadow.FailureRecord(), p.GaveUp)
-	p.lanes[runner.HostLane].shadow.Left().Store(gaveUp)
-	p.engine.Ring() // of the process; who sleeps on another bell looks every 50 ms
+	p.lanes[runner.HostLane].shadow.Left().Store(gaveUp) // who was woken too early for it looks again within 50 ms
 }
 
 // end tells the owner of the memory that nothing touches it any more, once both ranks have said so.

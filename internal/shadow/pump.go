@@ -135,10 +135,12 @@ func (s *Set) drop(m *pump) {
 
 // Remove ends a pair without telling the remote rank: its group could not be made, and no process can have it. When it returns, nothing
 // touches the memory of the group of this process any more, but a Config.Lost that was called before may still run: it must keep what it
-// uses. Frames for the pair are dropped, and it cannot be added again. Only a remote rank that has given up is answered.
+// uses. Frames for the pair are dropped. It cannot be added again before the remote rank has given up too, and no frame of it can come any
+// more. Only a remote rank that has given up is answered.
 //
 // It waits while a frame is sent out of the memory of the group. Where this rank has published nothing, there is none, and Remove waits for
 // nothing that the other process does.
+// Requires: this rank does not give up by a goodbye, before or afterwards.
 func (s *Set) Remove(p *Pair) {
 	p.remove()
 	s.ring(p.Link) // the remote rank may have given up before

@@ -21,11 +21,11 @@ func (p *Pair) wrong(h *tcp.Header, format string, args ...any) error {
 func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.removed {
-		if h.Kind == tcp.Goodbye || h.Kind == tcp.Close {
-			return nil, nil
-		}
+	switch ends := h.Kind == tcp.Goodbye || h.Kind == tcp.Close; {
+	case p.removed && !ends:
 		return nil, tcp.ErrDrop
+	case p.removed && p.closes&(1<<on) == 0:
+		return nil, nil
 	}
 	if h.Kind == tcp.Close && !p.over && p.byes&(1<<on) == 0 && !p.given {
 		return nil, p.wrong(h, "it comes without a goodbye on connection %d, and this rank has not given up", on)

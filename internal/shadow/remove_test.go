@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
@@ -124,11 +125,14 @@ func TestRemoveInTheMiddleOfAPayload(t *testing.T) {
 	}
 }
 
-// fill sends on the data connection of channel 0 until the kernels take nothing more, because the other end reads none of it. The connection
-// is free again behind b.goOn().
-func fill(t *testing.T, a, b *end) (on int) {
+// fill sends on a connection until the kernels take nothing more, because the other end reads none of it. The connection is free again behind
+// b.goOn().
+func fill(t *testing.T, a, b *end, on int) {
 	t.Helper()
-	on = a.pair.connection(0, 0)
+	kind, payload, frames := tcp.Message, make([]byte, tcp.MaxMessage), 200 // more than the kernel buffers of loopback take
+	if on == 0 {
+		kind, payload, frames = tcp.Exchange, make([]byte, 4000), 4000
+	}
 	b.hold(int32(on))
 	sent := make(chan struct{})
 	t.Cleanup(func() {
@@ -137,17 +141,17 @@ func fill(t *testing.T, a, b *end) (on int) {
 	})
 	go func() {
 		defer close(sent)
-		for range 200 { // more than the kernel buffers of loopback take
-			h := a.pair.header(tcp.Message)
+		for range frames {
+			h := a.pair.header(kind)
 			h.Group = 77 // of no pair
-			if a.pair.Link.Send(on, &h, make([]byte, tcp.MaxMessage)) != nil {
+			if a.pair.Link.Send(on, &h, payload) != nil {
 				return
 			}
 		}
 	}()
 	refused := 0
 	require.Eventually(t, func() bool { // the sender is blocked
-		h := a.pair.header(tcp.Message)
+		h := a.pair.header(kind)
 		h.Group = 77
 		taken, err := a.pair.Link.TrySend(on, &h)
 		refused++
@@ -156,7 +160,6 @@ func fill(t *testing.T, a, b *end) (on int) {
 		}
 		return refused == 30
 	}, soon, 5*time.Millisecond)
-	return on
 }
 
 // publish writes the first messages of channel 0 as the runner does.
@@ -174,7 +177,7 @@ func (e *end) publish(messages uint64) {
 // Removing waits until the pump has ended with the memory of the group, which it may be sending. It looks at it no more then.
 func TestRemoveWhileThePumpIsBusy(t *testing.T) {
 	a, b := pairOfEnds(t)
-	fill(t, a, b)
+	fill(t, a, b, a.pair.connection(0, 0))
 	a.publish(1)
 	sent := &a.pair.lanes[runner.HostLane].channels[0].sent
 	require.Eventually(t, func() bool { return sent.Load() == 1 }, soon, time.Millisecond) // the pump is in the middle of it
@@ -208,7 +211,7 @@ func TestRemoveWhileThePumpIsBusy(t *testing.T) {
 // rank that has given up, to a process that is stopped. The rest of it is sent all the same.
 func TestRemoveDoesNotWaitForAStoppedProcess(t *testing.T) {
 	a, b := pairOfEnds(t)
-	fill(t, a, b)
+	fill(t, a, b, a.pair.connection(0, 0))
 	b.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
 	b.pair.Peer().Apart.Ring()
 	require.Eventually(t, func() bool { // CLOSE is being sent
@@ -232,6 +235,59 @@ func TestRemoveDoesNotWaitForAStoppedProcess(t *testing.T) {
 	require.NoError(t, a.pair.Link.Err())
 }
 
+// A pair is removed while the pump sends a frame that has nothing of the memory of the group. The memory is given back then, and the pump, when
+// it goes on, reads none of it.
+func TestNothingIsReadBehindARemove(t *testing.T) {
+	const taken = runner.ChannelPlaces / 2
+	for name, frame := range map[string]struct {
+		on   func(*Pair) int
+		due  func(a, b *Pair)
+		sent func(*Pair) bool // with pushing and mu held: the frame is being sent
+	}{
+		"ROOM": {func(p *Pair) int { return p.connection(0, 0) }, func(a, b *Pair) {
+			b.lanes[0].channels[0].sent.Store(taken)
+			a.lanes[0].own.Taken(1, 0).Store(taken)
+		}, func(p *Pair) bool { return p.lanes[0].channels[0].told == taken }},
+		"CREDIT": {func(p *Pair) int { return p.connection(0, 0) }, func(a, b *Pair) {
+			b.lanes[0].out.pushed.Store(mostUnread)
+			a.lanes[0].in.read.Store(mostUnread)
+		}, func(p *Pair) bool { return p.lanes[0].out.read == mostUnread }},
+		"ASK": {func(*Pair) int { return 0 }, func(a, _ *Pair) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.asking, a.asked = askSoon, true // STATE would be next
+		}, func(p *Pair) bool { return p.asking == askSent }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pairOfEnds(t)
+			fill(t, a, b, frame.on(a.pair))
+			frame.due(a.pair, b.pair)
+			a.pair.Peer().Apart.Ring()
+			require.Eventually(t, func() bool {
+				a.pair.pushing.Lock() // which is free while the frame is sent
+				defer a.pair.pushing.Unlock()
+				a.pair.mu.Lock()
+				defer a.pair.mu.Unlock()
+				return frame.sent(a.pair)
+			}, soon, time.Millisecond)
+			a.Remove(a.pair)
+			require.NoError(t, unix.Mprotect(unsafe.Slice((*byte)(a.own.Arena), a.own.Bytes), unix.PROT_NONE))
+			own, free := newOwn(t, 0)
+			t.Cleanup(free)
+			next, err := a.Add(Config{Link: a.pair.Link, Group: 6, Rank: 0, To: 1, Size: 2, Own: own})
+			require.NoError(t, err)
+			t.Cleanup(func() {
+				a.Remove(next)
+				next.Free()
+			})
+			next.lanes[runner.HostLane].own.Left().Store(1)
+			b.goOn()
+			require.True(t, a.Flush(soon), "the pump did not come to the next pair")
+			require.NoError(t, a.pair.Link.Err())
+		})
+	}
+}
+
 // What a rank has published right before its process exits arrives: the exit flushes its pairs, then closes the node.
 func TestFlush(t *testing.T) {
 	a, b := pairOfEnds(t)
@@ -250,7 +306,7 @@ func TestFlush(t *testing.T) {
 // A flush is bounded where the other process reads nothing, and ends when the link does: nothing is left to wait for then.
 func TestFlushIsBounded(t *testing.T) {
 	a, b := pairOfEnds(t)
-	fill(t, a, b)
+	fill(t, a, b, a.pair.connection(0, 0))
 	a.pair.lanes[runner.HostLane].own.Left().Store(9)
 	require.False(t, a.Flush(100*time.Millisecond))
 	ended := make(chan bool)

@@ -53,8 +53,8 @@ func TestP2PWakes(t *testing.T) {
 	}
 }
 
-// What a rank publishes wakes the pump as the rank wakes whoever sleeps for it: for p2p operations, and for messages of channels.
-func TestRunnerWakesThePump(t *testing.T) {
+// What a rank publishes wakes the pump where it is woken as whoever sleeps for it: for p2p operations, and for messages of channels.
+func TestWakesReachThePump(t *testing.T) {
 	a, b := pairThatSleeps(t)
 	host := &a.pair.lanes[runner.HostLane]
 	offset := uint64(fifoAt)
