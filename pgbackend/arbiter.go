@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,34 +13,47 @@ import (
 	"sagecomm/internal/verdict"
 )
 
-// Times of the verdict (docs/protocol.md, section 16). The bound of contract 3, 3 s, is made of storeLimit, of what it takes to notice that
-// a link is lost, and of one round trip.
+// Times of the verdict (docs/protocol.md, section 16, which has what the bounds of contract 3 are made of).
 const (
-	storeLimit  = 500 * time.Millisecond // a store that has not answered a claim after that is lost
-	arbiterTick = 20 * time.Millisecond  // between two tries to send what a link has not taken, and between two looks for members that left
-	abortWait   = 50 * time.Millisecond  // how long an abort or a timeout waits for the verdict
-	causeWait   = time.Second            // how long any other failure does
-	flushLimit  = 500 * time.Millisecond // how long Destroy waits until frames of the verdict are sent
+	storeLimit   = 500 * time.Millisecond // a store that has not answered a claim after that is lost
+	arbiterTick  = 20 * time.Millisecond  // between two tries to send what a link has not taken, and between two looks for members that left
+	settledTick  = 250 * time.Millisecond // between two such looks when the verdict is there
+	abortWait    = 50 * time.Millisecond  // how long an abort or a timeout waits for the verdict
+	callerWait   = 150 * time.Millisecond // how long a failure does that a thread of a caller declares: Ctrl-C has 200 ms
+	mismatchWait = 500 * time.Millisecond // how long a mismatch does, which has 1 s
+	deathWait    = 700 * time.Millisecond // how long a death does, which has 3 s, and is noticed after 2.25 s at the latest
+	flushLimit   = 500 * time.Millisecond // how long Destroy waits until frames of the verdict are sent
+	closeLimit   = 500 * time.Millisecond // how long close waits for a link that does not return
 )
 
 // verdictWait returns how long who declares a failure waits for the verdict before the own record is raised.
 func verdictWait(s coll.Status) time.Duration {
-	if s == coll.Aborted || s == coll.Timeout {
+	switch s {
+	case coll.Aborted, coll.Timeout:
 		return abortWait
+	case coll.PeerFailure:
+		return deathWait
+	case coll.Mismatch:
+		return mismatchWait
+	default:
+		return callerWait
 	}
-	return causeWait
 }
 
 // memberLink sends frames to the process of a member. [tcp.Link] is one.
 type memberLink interface {
 	// TrySend sends a frame on a connection and does not wait. It reports false if the connection takes nothing now; an error means that
-	// the link is lost.
+	// the link is lost. Of a frame that it takes, a part may stay behind.
 	TrySend(on int, h *tcp.Header, payload ...[]byte) (taken bool, err error)
+	// TryFlush sends what has stayed behind and does not wait. It reports whether all is sent.
+	TryFlush(on int) (sent bool, err error)
+	// Break ends the link because of an error of this process. It does not wait. The arbiter hears of that by linkLost.
+	Break(why error)
 }
 
 // servedGroup is a group of this process.
 type servedGroup interface {
-	// takeVerdict is called once, with the verdict, on a goroutine of its own.
+	// takeVerdict is called with the verdict. Any goroutine may call it, several at the same time; the first call counts.
 	takeVerdict(first *coll.Failure)
 	// Panicked is called if there will be no verdict, after a panic of the arbiter.
 	Panicked(r any) *coll.Failure
@@ -47,14 +61,17 @@ type servedGroup interface {
 
 // arbiterConfig describes a group over several hosts to its arbiter.
 type arbiterConfig struct {
-	number uint64                // of the group in frames
-	size   int                   // ranks
-	lowest []int                 // by member: its lowest rank, by which frames name it
-	self   int                   // the member that this process is
-	links  []memberLink          // by member; nil for self
-	left   func(member int) bool // reports whether all ranks of a member have said goodbye; it waits for nothing
-	store  bootstrap.Claimer     // nil: the store does not last
-	key    string                // of the first cause in the store
+	number uint64            // of the group in frames
+	size   int               // ranks
+	lowest []int             // by member: its lowest rank, by which frames name it
+	self   int               // the member that this process is
+	links  []memberLink      // by member; nil for self
+	store  bootstrap.Claimer // nil: the store does not last
+	key    string            // of the first cause in the store, to which the arbiter adds the number of the group
+
+	// left reports whether all ranks of a member have said goodbye. It waits for nothing. It is called until close returns, also when a
+	// group of this process has left and its memory is gone: it must not use that.
+	left func(member int) bool
 }
 
 // arbiter is a member of the verdict on a group over several hosts: it finds the first cause of its failure, the same on all survivors. A
@@ -70,6 +87,7 @@ type arbiter struct {
 
 	mu     sync.Mutex
 	queue  []func()
+	came   []int // by member: frames in the queue that have come over its link
 	closed bool
 	groups []servedGroup
 	bell   chan struct{} // rings when there is something in the queue, or closed is set
@@ -81,15 +99,16 @@ type arbiter struct {
 	// The goroutine's own:
 	member  *verdict.Member
 	known   []bool          // by member: it is known to have left
-	backlog [][]memberFrame // by member: what its link has not taken yet
+	backlog []backlog       // by member: what its link has not taken yet
 	flushed []chan struct{} // to be closed when there is nothing to send and no verdict to come
 }
 
-// newArbiter returns an arbiter that serves no group yet. It takes the store over.
+// newArbiter returns an arbiter that serves no group yet. It takes the store over. linkLost is called for links that were lost before as well.
 func newArbiter(c arbiterConfig) *arbiter {
 	members := len(c.lowest)
+	c.key = fmt.Sprintf("%s/%x", c.key, c.number) // a store may hold causes of earlier jobs
 	a := &arbiter{arbiterConfig: c, memberOf: map[int]int{}, bell: make(chan struct{}, 1), done: make(chan struct{}), decided: make(chan struct{}),
-		member: verdict.New(c.self, members), known: make([]bool, members), backlog: make([][]memberFrame, members)}
+		member: verdict.New(c.self, members), came: make([]int, members), known: make([]bool, members), backlog: make([]backlog, members)}
 	for member, rank := range c.lowest {
 		a.memberOf[rank] = member
 	}
@@ -123,25 +142,31 @@ func (a *arbiter) leave(g servedGroup) {
 	}
 }
 
-// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped.
+// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped. Within TLS a link may wait for
+// its peer: then the goroutine ends when the link returns.
 func (a *arbiter) close() {
 	a.mu.Lock()
-	a.closed = true
+	a.closed, a.queue = true, nil
 	a.mu.Unlock()
 	a.ring()
-	<-a.done
+	select {
+	case <-a.done:
+	case <-time.After(closeLimit):
+	}
 	if a.store != nil {
 		a.release.Do(a.store.Release)
 	}
 }
 
-// declare takes a failure of this process's own, waits for the verdict for a while, and returns it, or nil.
-func (a *arbiter) declare(f *coll.Failure, wait time.Duration) *coll.Failure {
+// declare takes a failure of this process's own, waits for the verdict for a while, and returns it, or nil. Nobody waits any more once the group
+// has a cause of its own, when `caused` is closed.
+func (a *arbiter) declare(f *coll.Failure, wait time.Duration, caused <-chan struct{}) *coll.Failure {
 	record := encodeRecord(f, a.size)
 	a.push(func() { a.member.Declare(record) })
 	select {
 	case <-a.decided:
 	case <-a.done:
+	case <-caused:
 	case <-time.After(wait):
 	}
 	return a.cause.Load()
@@ -151,16 +176,36 @@ func (a *arbiter) declare(f *coll.Failure, wait time.Duration) *coll.Failure {
 // is to be ended.
 func (a *arbiter) take(over int, h *tcp.Header, payload []byte) error {
 	f, err := a.read(h, payload)
-	if err == nil {
-		a.push(func() { _ = a.member.Take(f, over) }) // it checks what read has checked
+	if err != nil {
+		return err
 	}
-	return err
+	a.mu.Lock()
+	defer a.ring()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil
+	}
+	if a.came[over] == a.mostWaiting() {
+		return fmt.Errorf("%d frames of the verdict on group %x wait, more than %d members send", a.came[over], a.number, len(a.lowest))
+	}
+	a.came[over]++
+	a.queue = append(a.queue, func() {
+		a.mu.Lock()
+		a.came[over]--
+		a.mu.Unlock()
+		_ = a.member.Take(f, over) // it checks what read has checked
+	})
+	return nil
 }
+
+// mostWaiting bounds the frames that have come over one link, or are to be sent over it, at the same time. Of n members each sends LOST once
+// for each of the n(n-1)/2 links, and passes on five kinds of frames for n^2 pairs of members. Where more wait, something repeats itself.
+func (a *arbiter) mostWaiting() int { return 64 + 8*len(a.lowest)*len(a.lowest) }
 
 // linkLost takes note that the link to a member is lost. Frames that have come over it were taken before.
 func (a *arbiter) linkLost(member int) {
 	a.push(func() {
-		a.backlog[member] = nil
+		a.backlog[member] = backlog{}
 		a.member.LinkLost(member)
 	})
 }
@@ -204,8 +249,11 @@ func (a *arbiter) run() {
 	defer close(a.done)
 	for a.step() {
 		var tick <-chan time.Time
-		if a.member.Unsettled() || a.unsent() {
+		switch {
+		case a.member.Pending() || a.unsent():
 			tick = time.After(arbiterTick)
+		case a.member.Unsettled():
+			tick = time.After(settledTick)
 		}
 		select {
 		case <-a.bell:
@@ -214,14 +262,22 @@ func (a *arbiter) run() {
 	}
 }
 
-// panicked fails the groups after a panic of the goroutine.
+// panicked fails the groups after a panic of the goroutine, and ends the links, since other members would wait for answers of this one.
 func (a *arbiter) panicked(r any) {
 	a.mu.Lock()
-	a.closed = true
+	a.closed, a.queue = true, nil
 	groups := slices.Clone(a.groups)
 	a.mu.Unlock()
+	for _, l := range a.links {
+		if l != nil {
+			l.Break(fmt.Errorf("internal error in the verdict on group %x: %v", a.number, r))
+		}
+	}
 	for _, g := range groups {
-		g.Panicked(r)
+		func() {
+			defer recoverFrom("the failure of a group")
+			g.Panicked(r)
+		}()
 	}
 }
 
@@ -238,7 +294,7 @@ func (a *arbiter) step() bool {
 		f()
 		a.act()
 	}
-	if a.member.Unsettled() { // behind what has come: members that left may have sent it
+	if a.member.Unsettled() || a.unsent() { // behind what has come: members that left may have sent it
 		a.look()
 	}
 	a.send()
@@ -251,11 +307,11 @@ func (a *arbiter) step() bool {
 	return true
 }
 
-// look looks for members that have left.
+// look looks for members that have left. They read nothing any more.
 func (a *arbiter) look() {
 	for j := range a.known {
 		if j != a.self && !a.known[j] && a.left(j) {
-			a.known[j] = true
+			a.known[j], a.backlog[j] = true, backlog{}
 			a.member.Left(j)
 			a.act()
 		}
@@ -269,7 +325,9 @@ func (a *arbiter) act() {
 		a.decide(next.Verdict)
 	}
 	for _, s := range next.Send {
-		a.backlog[s.Over] = append(a.backlog[s.Over], a.write(s.Frame))
+		if !a.backlog[s.Over].add(s.Frame, a.mostWaiting()) {
+			a.links[s.Over].Break(fmt.Errorf("internal error: more frames of the verdict on group %x are to be sent than %d members have", a.number, len(a.lowest)))
+		}
 	}
 	if next.Claim != "" {
 		a.claim(next.Claim)
@@ -328,22 +386,56 @@ func (a *arbiter) ask(record string) (value []byte, err error) {
 
 // send sends what links take. A link that cannot send is lost, which linkLost is about to say.
 func (a *arbiter) send() {
-	for to, frames := range a.backlog {
-		for len(frames) > 0 {
-			taken, err := a.links[to].TrySend(0, &frames[0].header, frames[0].payload...)
+	for to := range a.backlog {
+		b := &a.backlog[to]
+		for len(b.frames) > 0 {
+			f := a.write(b.frames[0])
+			taken, err := a.links[to].TrySend(0, &f.header, f.payload...)
 			if err != nil {
-				frames = nil
+				*b = backlog{}
 			} else if taken {
-				frames = frames[1:]
+				b.sent()
 			} else {
 				break
 			}
 		}
-		a.backlog[to] = frames
+		if b.partly {
+			sent, err := a.links[to].TryFlush(0)
+			b.partly = !sent && err == nil
+		}
 	}
 }
 
 // unsent reports whether a link has not taken everything.
 func (a *arbiter) unsent() bool {
-	return slices.ContainsFunc(a.backlog, func(frames []memberFrame) bool { return len(frames) > 0 })
+	return slices.ContainsFunc(a.backlog, func(b backlog) bool { return b.partly || len(b.frames) > 0 })
+}
+
+// backlog is what a link has not taken.
+type backlog struct {
+	frames []verdict.Frame // in order
+	waits  map[verdict.Frame]bool
+	partly bool // of the last frame that it has taken a part may have stayed behind
+}
+
+// add appends a frame, unless an equal one waits: frames may come twice, and each has the same effect once. It reports false if there are too
+// many, and drops all then.
+func (b *backlog) add(f verdict.Frame, most int) bool {
+	switch {
+	case b.waits[f]:
+		return true
+	case len(b.frames) == most:
+		*b = backlog{}
+		return false
+	case b.waits == nil:
+		b.waits = map[verdict.Frame]bool{}
+	}
+	b.frames, b.waits[f] = append(b.frames, f), true
+	return true
+}
+
+// sent takes the first frame out, which the link has taken.
+func (b *backlog) sent() {
+	delete(b.waits, b.frames[0])
+	b.frames, b.partly = b.frames[1:], true
 }

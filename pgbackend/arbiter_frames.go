@@ -85,6 +85,9 @@ const (
 // encodeRecord returns the record of a failure of a group of so many ranks. Texts that are too long are cut.
 func encodeRecord(f *coll.Failure, size int) string {
 	short := *f
+	if !short.Status.Known() || short.Status >= coll.OK { // readers take none of these
+		short.Status = coll.Internal
+	}
 	if short.Rank < -1 || short.Rank >= size { // as that of any source
 		short.Rank = -1
 	}

@@ -20,7 +20,7 @@ func TestVerdictOfTheStore(t *testing.T) {
 		var got [3]*coll.Failure
 		var all sync.WaitGroup
 		for i := range got {
-			all.Go(func() { got[i] = c.members[i].declare(of(i), causeWait) })
+			all.Go(func() { got[i] = c.members[i].declare(of(i), deathWait, nil) })
 		}
 		all.Wait()
 		time.Sleep(2 * trip)
@@ -29,7 +29,7 @@ func TestVerdictOfTheStore(t *testing.T) {
 			require.Equal(t, got[0], got[i])
 		}
 		c.require(got[0].Message, 2*trip, 0, 1, 2, 3)
-		require.Equal(t, got[0], c.members[3].declare(of(3), causeWait), "too late")
+		require.Equal(t, got[0], c.members[3].declare(of(3), deathWait, nil), "too late")
 	}, lasting(4)...)
 }
 
@@ -42,14 +42,14 @@ func TestVerdictWithoutTheStore(t *testing.T) {
 		c.require("of 0", storeLimit+4*trip, 0, 1, 2)
 	}, silent, silent, silent)
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
-		require.Nil(t, c.members[2].declare(of(2), causeWait), "it waits no longer")
-		require.Equal(t, causeWait, c.passed())
+		require.Nil(t, c.members[2].declare(of(2), deathWait, nil), "it waits no longer")
+		require.Equal(t, deathWait, c.passed())
 		time.Sleep(20 * time.Second)
 		c.require("of 2", 3*storeLimit+4*trip, 0, 1, 2)
 	}, silent, silent, silent)
 	for _, lost := range []bootstrap.Claimer{dead, nil, claimerFunc(func([]byte) ([]byte, error) { panic("for the test") })} {
 		inWorld(t, func(t *testing.T, c *arbiterWorld) {
-			require.Equal(t, "of 2", c.members[2].declare(of(2), causeWait).Message)
+			require.Equal(t, "of 2", c.members[2].declare(of(2), deathWait, nil).Message)
 			require.Equal(t, 4*trip, c.passed())
 			time.Sleep(trip)
 			c.require("of 2", 5*trip, 0, 1, 2)
@@ -60,9 +60,9 @@ func TestVerdictWithoutTheStore(t *testing.T) {
 // Who declares a failure waits no longer than it wants to.
 func TestWaitsForTheVerdict(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
-		require.Nil(t, c.members[0].declare(of(0), abortWait))
+		require.Nil(t, c.members[0].declare(of(0), abortWait, nil))
 		require.Equal(t, abortWait, c.passed())
-		require.Nil(t, c.members[0].declare(of(0), 0))
+		require.Nil(t, c.members[0].declare(of(0), 0, nil))
 		require.Equal(t, abortWait, c.passed())
 	}, silent, silent)
 }
@@ -86,7 +86,7 @@ func TestVerdictAroundLostLinks(t *testing.T) {
 			c.noticed(link[1], link[0])
 		}
 		time.Sleep(10 * trip)
-		require.NotNil(t, c.members[3].declare(of(3), causeWait))
+		require.NotNil(t, c.members[3].declare(of(3), deathWait, nil))
 		time.Sleep(time.Second)
 		c.require("of 3", 35*trip, 0, 1, 2, 3)
 	}, nil, nil, nil, nil)
@@ -115,7 +115,7 @@ func TestVerdictOfThoseThatAreJoined(t *testing.T) {
 func TestVerdictWithoutThoseThatLeft(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		c.leave(0)
-		require.Equal(t, "of 2", c.members[2].declare(of(2), causeWait).Message)
+		require.Equal(t, "of 2", c.members[2].declare(of(2), deathWait, nil).Message)
 		require.Equal(t, 4*trip, c.passed())
 		time.Sleep(time.Second)
 		c.require("of 2", 5*trip, 1, 2)
@@ -150,12 +150,12 @@ func TestFlush(t *testing.T) {
 		require.Equal(t, flushLimit, c.passed())
 		c.members[0].close()
 		c.members[0].flush(flushLimit)
-		require.Nil(t, c.members[0].declare(of(0), causeWait))
+		require.Nil(t, c.members[0].declare(of(0), deathWait, nil))
 		require.Equal(t, flushLimit, c.passed(), "a closed arbiter keeps nobody waiting")
 	}, silent, silent)
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		c.full[0][1] = true
-		require.NotNil(t, c.members[0].declare(of(0), causeWait))
+		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
 		go func() {
 			time.Sleep(105 * time.Millisecond)
 			c.mu.Lock()
@@ -174,7 +174,7 @@ func TestArbitersSleep(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		time.Sleep(time.Hour)
 		require.Zero(t, c.frames())
-		require.NotNil(t, c.members[0].declare(of(0), causeWait))
+		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
 		time.Sleep(time.Hour)
 		require.Equal(t, 3*2, c.frames(), "CAUSE from each member to each other one")
 		for i := range c.members {
@@ -193,10 +193,10 @@ func TestGarbageInTheStoreIsOneCause(t *testing.T) {
 	for _, garbage := range []string{"", "hello", `{"status": 0}`, `{"status": -2, "rank": 99}`, string(make([]byte, 5000))} {
 		answer := claimerFunc(func([]byte) ([]byte, error) { return []byte(garbage), nil })
 		inWorld(t, func(t *testing.T, c *arbiterWorld) {
-			f := c.members[0].declare(of(0), causeWait)
+			f := c.members[0].declare(of(0), deathWait, nil)
 			require.Equal(t, coll.Internal, f.Status)
-			require.Contains(t, f.Message, "sagecomm: key cause in the store holds ")
-			require.Equal(t, f, c.members[1].declare(of(1), causeWait))
+			require.Contains(t, f.Message, "sagecomm: key cause/4d in the store holds ")
+			require.Equal(t, f, c.members[1].declare(of(1), deathWait, nil))
 		}, answer, answer)
 	}
 }
@@ -239,7 +239,7 @@ func TestGroupsOfAnArbiter(t *testing.T) {
 		c.members[0].serve(&early)
 		c.members[0].serve(&gone)
 		c.members[0].leave(&gone)
-		require.NotNil(t, c.members[0].declare(of(0), causeWait))
+		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
 		c.members[0].serve(&late)
 		synctest.Wait()
 		require.Equal(t, "of 0", early.message())
@@ -257,6 +257,9 @@ func TestRecordsOfFailures(t *testing.T) {
 		{Status: coll.System, Op: long, Group: long, Host: long, Message: long},
 		{Status: coll.Timeout, Rank: -2},
 		{Status: coll.Timeout, Rank: 4},
+		{Status: coll.OK, Message: "m"},
+		{Status: -99, Message: "m"},
+		{Status: 99, Message: "m"},
 	} {
 		record := encodeRecord(f, 4)
 		require.LessOrEqual(t, len(record), mostRecord)
@@ -266,6 +269,9 @@ func TestRecordsOfFailures(t *testing.T) {
 			want := *f
 			if f.Rank == -2 || f.Rank == 4 {
 				want.Rank = -1
+			}
+			if f.Message == "m" && f.Status != coll.Timeout {
+				want.Status = coll.Internal
 			}
 			require.Equal(t, &want, got)
 		} else {
@@ -292,14 +298,14 @@ func TestOneCauseOfArbiters(t *testing.T) {
 				stores[i] = dead
 			case 2: // the answer comes late
 				stores[i] = claimerFunc(func(value []byte) ([]byte, error) {
-					value, err := store.Claim("cause", value)
+					value, err := store.Claim("cause/4d", value)
 					time.Sleep(late)
 					return value, err
 				})
 			case 3: // the claim does
 				stores[i] = claimerFunc(func(value []byte) ([]byte, error) {
 					time.Sleep(late)
-					return store.Claim("cause", value)
+					return store.Claim("cause/4d", value)
 				})
 			}
 		}
@@ -329,14 +335,14 @@ func TestOneCauseOfArbiters(t *testing.T) {
 								time.Sleep(after[end])
 								c.noticed(ends[0], ends[1])
 								if !quiet {
-									c.members[ends[0]].declare(of(ends[0]), 0)
+									c.members[ends[0]].declare(of(ends[0]), 0, nil)
 								}
 							})
 						}
 					})
 				default:
 					knows[i] = true
-					at(1000, func() { c.members[i].declare(of(i), abortWait) })
+					at(1000, func() { c.members[i].declare(of(i), abortWait, nil) })
 				}
 			}
 			events.Wait()

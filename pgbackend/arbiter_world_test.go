@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,7 +37,10 @@ func (g *notedGroup) takeVerdict(first *coll.Failure) {
 	g.times++
 }
 
-func (g *notedGroup) Panicked(r any) *coll.Failure { panic(r) }
+func (g *notedGroup) Panicked(r any) *coll.Failure {
+	g.takeVerdict(fault(r))
+	return nil
+}
 
 func (g *notedGroup) message() string {
 	g.mu.Lock()
@@ -54,13 +58,17 @@ type arbiterWorld struct {
 	groups  []*notedGroup
 	began   time.Time
 
-	mu   sync.Mutex
-	left []bool
-	cut  [][]bool // by pair: nothing is carried any more
-	full [][]bool // by sender and receiver: the link takes nothing now
-	sent int      // frames
-	way  [][]chan memberFrame
-	ends sync.WaitGroup
+	mu    sync.Mutex
+	left  []bool
+	cut   [][]bool // by pair: nothing is carried any more
+	full  [][]bool // by sender and receiver: the link takes nothing now
+	half  [][]bool // by sender and receiver: of a frame the link takes a part only, if it is not full
+	sent  int      // frames
+	way   [][]chan memberFrame
+	rest  [][]*memberFrame // by sender and receiver: of which a part has stayed behind
+	why   []error          // for which links were broken
+	looks atomic.Int64     // for members that have left
+	ends  sync.WaitGroup
 }
 
 // newArbiterWorld makes arbiters with stores by member. A nil store does not last.
@@ -70,7 +78,8 @@ func newArbiterWorld(t *testing.T, stores ...bootstrap.Claimer) *arbiterWorld {
 	var lowest []int
 	for i := range n {
 		lowest = append(lowest, 2*i)
-		c.cut, c.full, c.way = append(c.cut, make([]bool, n)), append(c.full, make([]bool, n)), append(c.way, make([]chan memberFrame, n))
+		c.cut, c.full, c.half = append(c.cut, make([]bool, n)), append(c.full, make([]bool, n)), append(c.half, make([]bool, n))
+		c.way, c.rest = append(c.way, make([]chan memberFrame, n)), append(c.rest, make([]*memberFrame, n))
 	}
 	for i, store := range stores {
 		links := make([]memberLink, n)
@@ -82,6 +91,7 @@ func newArbiterWorld(t *testing.T, stores ...bootstrap.Claimer) *arbiterWorld {
 		}
 		c.members = append(c.members, newArbiter(arbiterConfig{number: 77, size: 2 * n, lowest: lowest, self: i, links: links, store: store, key: "cause",
 			left: func(member int) bool {
+				c.looks.Add(1)
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				return c.left[member]
@@ -113,12 +123,43 @@ func (w *way) TrySend(on int, h *tcp.Header, payload ...[]byte) (bool, error) {
 		panic(fmt.Sprintf("%+v on connection %d", h, on))
 	case w.cut[w.from][w.to]:
 		return false, errors.New("the link is lost")
-	case w.full[w.from][w.to]:
+	case w.full[w.from][w.to] || w.rest[w.from][w.to] != nil:
 		return false, nil
 	}
 	w.sent++
-	w.way[w.from][w.to] <- memberFrame{*h, payload}
+	if w.half[w.from][w.to] {
+		w.rest[w.from][w.to] = &memberFrame{*h, payload}
+	} else {
+		w.way[w.from][w.to] <- memberFrame{*h, payload}
+	}
 	return true, nil
+}
+
+func (w *way) TryFlush(on int) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch rest := w.rest[w.from][w.to]; {
+	case w.cut[w.from][w.to]:
+		return false, errors.New("the link is lost")
+	case rest == nil:
+		return true, nil
+	case w.full[w.from][w.to]:
+		return false, nil
+	default:
+		w.rest[w.from][w.to] = nil
+		w.way[w.from][w.to] <- *rest
+		return true, nil
+	}
+}
+
+// Break cuts the link, which both ends notice.
+func (w *way) Break(why error) {
+	w.lose(w.from, w.to)
+	w.noticed(w.from, w.to)
+	w.noticed(w.to, w.from)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.why = append(w.why, why)
 }
 
 // carry delivers what goes from one member to another one, a trip behind its sender.
@@ -192,7 +233,7 @@ func (c *arbiterWorld) require(message string, by time.Duration, members ...int)
 // declare lets members declare failures for which nobody waits.
 func (c *arbiterWorld) declare(members ...int) {
 	for _, i := range members {
-		go c.members[i].declare(of(i), 0)
+		go c.members[i].declare(of(i), 0, nil)
 	}
 	synctest.Wait()
 }

@@ -34,13 +34,16 @@ func (g *Group) destroy(late time.Duration) error {
 		observe.Warn("group %q was destroyed on %s with operations %s; they fail now", g.title(), g.number(g.rank), what)
 	}
 	waitForFiles := g.process.observers.Remove(view{g})
-	if g.arbiter != nil {
+	if g.arbiter != nil { // it ends before the peers count this rank as one that has left
 		g.arbiter.flush(flushLimit)
+		g.arbiter.leave(g)
 	}
 	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
 	aborted := g.destroyedHere()
 	if g.cause.CompareAndSwap(nil, aborted) {
+		g.clean.Store(true)
+		close(g.announced)
 		g.info("destroyed")
 	}
 	g.adopt(aborted)
@@ -60,9 +63,6 @@ func (g *Group) destroy(late time.Duration) error {
 	}
 	g.process.observers.TakeTimeline(view{g})
 	g.life.leave()
-	if g.arbiter != nil {
-		g.arbiter.leave(g)
-	}
 	g.unlisten()
 	g.run.Detach()
 	p.mu.Lock()

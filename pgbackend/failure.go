@@ -4,26 +4,38 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
 
+// incidentSlice is how long a thread of a caller waits for the verdict before it comes back to its caller, which looks for signals.
+const incidentSlice = 50 * time.Millisecond
+
 // adopt makes every unfinished and later operation of this process fail with f, the group's first cause. Only the first call
 // sets the cause.
 func (g *Group) adopt(f *coll.Failure) { g.goDown(f, g.cause.CompareAndSwap(nil, f)) }
 
-// goDown takes the group down with its cause. If f has just become the cause, failure callbacks run, and the flight recorder is dumped,
-// before operations raise the failure.
+// goDown takes the group down with its cause, behind failure callbacks and the dump of the flight recorder. fresh: f has just become the
+// cause, so this call sees to both; all others wait for that.
 func (g *Group) goDown(f *coll.Failure, fresh bool) {
 	if fresh {
-		g.info("failed: %s", strings.TrimPrefix(f.Message, "sagecomm: "))
-		g.failureCallback.call(f)
-		g.process.observers.DumpFailure(view{g})
+		g.announce(f)
 	}
+	<-g.announced
 	g.failureCallback.wait()
 	g.down()
+}
+
+// announce calls failure callbacks and dumps the flight recorder, each within a bounded time.
+func (g *Group) announce(f *coll.Failure) {
+	defer close(g.announced)
+	g.info("failed: %s", strings.TrimPrefix(f.Message, "sagecomm: "))
+	g.failureCallback.call(f)
+	g.process.observers.DumpFailure(view{g})
 }
 
 // adoptOwn is adopt for a failure of a group over several hosts of which there is no verdict yet: operations fail with it, and the verdict
@@ -37,29 +49,37 @@ func (g *Group) adoptOwn(f *coll.Failure) {
 }
 
 // takeVerdict takes the verdict on a group over several hosts: the first cause of its failure. Operations that have failed keep the cause that
-// they had. Failure callbacks run once, with the cause that came first. Only the first call does anything.
+// they had. Failure callbacks run once, with the cause that came first. Several goroutines may call it at the same time; the first call counts.
+// A panic leaves the group down, with the verdict or with the panic as its cause.
 func (g *Group) takeVerdict(first *coll.Failure) {
 	if !g.life.acquire() {
 		return
 	}
 	defer g.life.release()
-	defer recoverFrom("the verdict on a group")
+	defer func() {
+		if r := recover(); r != nil {
+			g.adopt(g.fault(r)) // a failure that is declared would come back here
+		}
+	}()
 	g.run.Declare(first)
 	g.replacing.Lock()
 	fresh := g.cause.CompareAndSwap(nil, first)
-	replaces := g.provisional // then the cause is this rank's own, and not that of a group that is destroyed
-	g.provisional = false
-	if replaces {
-		g.cause.Store(first)
+	var own *coll.Failure // that the verdict takes the place of; the cause of a group that is destroyed stays
+	if g.provisional {
+		own = g.cause.Swap(first)
 	}
+	g.provisional = false
 	g.replacing.Unlock()
 	g.goDown(first, fresh)
-	if !replaces {
+	if own == nil {
 		return
 	}
 	g.info("the verdict: %s", strings.TrimPrefix(first.Message, "sagecomm: "))
 	for _, l := range g.lanes() {
 		g.recause(l.run, first)
+	}
+	if own.Status == coll.Aborted { // of which nothing was dumped
+		g.process.observers.DumpFailure(view{g})
 	}
 }
 
@@ -70,11 +90,47 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		g.adopt(f)
 		return
 	}
-	if g.cause.Load() != nil { // the group is down in this process only, because it is being destroyed
+	if g.cause.Load() != nil { // the group is down in this process only: it is being destroyed, or has no verdict yet
 		g.down()
 		return
 	}
-	g.declareFailure(diagnosis{g, lane}.diagnose(t))
+	if g.arbiter == nil || t.Code == runner.FailureWord { // who finds a word that names nobody counts on a cause
+		g.declareFailure(diagnosis{g, lane}.diagnose(t))
+		return
+	}
+	g.incidents.declare(g, func() *coll.Failure { return diagnosis{g, lane}.diagnose(t) })
+}
+
+// incidents declares the first incident of a group over several hosts.
+type incidents struct {
+	first    sync.Once
+	declared chan struct{} // closed when the group is down
+}
+
+// declare diagnoses the first incident and declares it, on a goroutine of its own, because the wait for the verdict is longer than a thread of
+// a caller may go without a look for signals. It returns when the group is down, but after incidentSlice at the latest. A driver that comes back
+// to an operation whose group is not down yet meets the incident again.
+// Requires: the group is acquired.
+func (i *incidents) declare(g *Group, diagnose func() *coll.Failure) {
+	i.first.Do(func() {
+		i.declared = make(chan struct{})
+		if !g.life.acquire() { // the group is destroyed, and has a cause
+			close(i.declared)
+			return
+		}
+		go func() {
+			var fault *coll.Failure
+			defer close(i.declared)
+			defer g.life.release()
+			defer g.recoverInto(&fault)
+			g.declareFailure(diagnose())
+		}()
+	})
+	select {
+	case <-i.declared:
+		g.down()
+	case <-time.After(incidentSlice):
+	}
 }
 
 // declareFailure makes f the group's first cause, unless the group has one already, and takes the group down with the first
@@ -85,11 +141,7 @@ func (g *Group) declareFailure(f *coll.Failure) {
 		g.adopt(g.run.Declare(f))
 		return
 	}
-	wait := verdictWait(f.Status)
-	if g.cause.Load() != nil { // another failure was declared, and nobody waits for this one
-		wait = 0
-	}
-	if first := g.arbiter.declare(f, wait); first != nil {
+	if first := g.arbiter.declare(f, verdictWait(f.Status), g.announced); first != nil {
 		g.takeVerdict(first)
 	} else {
 		g.adoptOwn(f)

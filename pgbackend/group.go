@@ -54,6 +54,9 @@ type Group struct {
 	buckets          *buckets                           // gathers the collectives of the host lane; nil: the group does not fuse
 
 	cause           atomic.Pointer[coll.Failure]
+	clean           atomic.Bool                              // the cause is that the group was destroyed, without a failure before
+	announced       chan struct{}                            // closed when failure callbacks and the dump of the cause are behind
+	incidents       incidents                                // of a group over several hosts
 	arbiter         *arbiter                                 // decides the first cause of a group over several hosts; nil: the failure word does
 	recause         func(run *runner.Group, f *coll.Failure) // replaces the cause with which a lane is down; set where arbiter is
 	replacing       sync.Mutex                               // guards provisional

@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"weak"
 
 	"sagecomm/internal/coll"
@@ -52,11 +53,16 @@ func (g *Group) lastingGuard() func(f func()) {
 // only prints the panic.
 func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
+	g.panicked(f)
+	return f
+}
+
+// panicked declares the failure of a panic, unless the group's memory is gone.
+func (g *Group) panicked(f *coll.Failure) {
 	if g.life.acquire() {
 		defer g.life.release()
 		g.declareFault(f)
 	}
-	return f
 }
 
 // declareFault makes a panic the failure of the group. To take the group down calls engines, and what has panicked once may panic there
@@ -73,12 +79,19 @@ func (g *Group) fault(r any) *coll.Failure {
 		Message: fmt.Sprintf("sagecomm: group %q: internal error on %s: %v; its stack is on its standard error; please report both", g.title(), g.number(g.rank), r)}
 }
 
-// recoverAll turns a panic into a failure of all groups. Functions that serve all groups defer it.
+// recoverAll turns a panic into a failure of all groups. Functions that serve all groups defer it. Those over several hosts wait for their
+// verdicts at the same time.
 func (p *Process) recoverAll() {
 	if r := recover(); r != nil {
+		var all sync.WaitGroup
 		for _, g := range p.snapshot() {
-			g.Panicked(r)
+			f := g.fault(r) // here is the stack
+			all.Go(func() {
+				defer recoverFrom("the failure of a group")
+				g.panicked(f)
+			})
 		}
+		all.Wait()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"sync"
+	"time"
 )
 
 // Claimer is a store that lasts: it decides between the ranks of a group as long as the group lives. A [Store] serves the rendezvous only.
@@ -13,9 +14,13 @@ type Claimer interface {
 	// Claim stores value under key unless the key has one, and returns the value that the key has then. It may take any time, for
 	// instance where the store's server is stopped. An error does not mean that value was not stored. Any goroutine may call it.
 	Claim(key string, value []byte) ([]byte, error)
-	// Release gives the store back: later claims fail. It waits for nothing: a Claim that is under way goes on.
+	// Release gives the store back: later claims fail. A Claim that is under way goes on. It waits for what giving back takes, since that
+	// should be done before a process ends, but for releaseLimit at most.
 	Release()
 }
+
+// releaseLimit bounds a Release. A file store waits for a lock in it, which a process that is stopped may hold.
+const releaseLimit = 500 * time.Millisecond
 
 // Lasting is what makes a [Claimer]. Last is called while a group is made; what it returns has the keys of the store in which the ranks meet.
 type Lasting interface{ Last() (Claimer, error) }
@@ -57,8 +62,17 @@ func (c *counted) Release() {
 	again := c.released
 	c.released = true
 	c.mu.Unlock()
-	if !again {
+	if again {
+		return
+	}
+	given := make(chan struct{})
+	go func() {
+		defer close(given)
 		c.leave()
+	}()
+	select {
+	case <-given:
+	case <-time.After(releaseLimit):
 	}
 }
 

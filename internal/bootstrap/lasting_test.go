@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -154,4 +156,41 @@ func TestClaimInADirectoryThatHasGone(t *testing.T) {
 	require.NoError(t, os.RemoveAll(s.dir))
 	_, err = c.Claim("k", []byte("v"))
 	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// A release is waited for, since the process may be about to end, but not for ever: who gives back may wait for somebody who is stopped.
+func TestReleaseIsWaitedForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, takes := range []time.Duration{releaseLimit / 2, 2 * releaseLimit} {
+			began := time.Now()
+			c := Counted(nil, func() { time.Sleep(takes) })
+			c.Release()
+			require.Equal(t, min(takes, releaseLimit), time.Since(began))
+			time.Sleep(2 * releaseLimit)
+			began = time.Now()
+			c.Release()
+			require.Zero(t, time.Since(began))
+		}
+	})
+}
+
+// A claim that is under way keeps the store, and its release waits for nothing.
+func TestReleaseBesideAClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		released := false
+		c := Counted(func(string, []byte) ([]byte, error) {
+			time.Sleep(time.Hour)
+			return nil, nil
+		}, func() { released = true })
+		go func() { _, _ = c.Claim("k", nil) }()
+		synctest.Wait()
+		began := time.Now()
+		c.Release()
+		require.Zero(t, time.Since(began))
+		require.False(t, released)
+		_, err := c.Claim("k", nil)
+		require.ErrorIs(t, err, errReleased)
+		time.Sleep(2 * time.Hour)
+		require.True(t, released)
+	})
 }

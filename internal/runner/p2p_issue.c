@@ -156,6 +156,8 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
       int code = p2p_check_wait(g, r, now, &peer);
       if (code > 0) {
         report(g, incident_with(r, code, peer));
+        /* Of a group over several hosts the failure may not be decided yet: the caller looks for signals meanwhile. */
+        if (scr_now() >= slice_end && !done(r)) return SCR_YIELDED;
         continue;
       }
       again |= code == SCR_YIELDED;

@@ -1,7 +1,7 @@
 // Package verdict decides which failure of a group over several hosts is the first one, the same for all survivors (docs/protocol.md,
 // section 16, The verdict).
 //
-// [Member] is the state of one host of the group. It has no clock, no goroutine and no connection: its owner tells it what has happened, and
+// [Member] is the state of one member of the group, a host or a process. It has no clock, no goroutine and no connection: its owner tells it what has happened, and
 // does what [Member.Next] returns. It is not safe for use by several threads. Start reading at Member.act; routes.go knows which
 // members are lost.
 package verdict
@@ -102,7 +102,7 @@ func (m *Member) Unsettled() bool {
 	return false
 }
 
-// Declare takes a failure of this host's own. The first record counts.
+// Declare takes a failure of this member's own. The first record counts.
 func (m *Member) Declare(record string) {
 	if m.verdict == "" && m.declared == "" {
 		m.declared = record
