@@ -12,6 +12,7 @@
 #include "duration.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "lasting_store.hpp"
 #include "process_group.hpp"
 #include "store.hpp"
 
@@ -27,7 +28,7 @@ sagecomm_group ProcessGroupSagecomm::join(
     settings.push_back({name.c_str(), value.c_str()});
   }
   StoreView store(seat.store, interrupted);
-  const LastingStore lasting(seat.store);
+  const LastingStore lasting(seat.store, std::chrono::nanoseconds(toNs(options.timeout)), interrupted);
   sagecomm_group_config config{};
   config.struct_size = sizeof config;
   config.rank = seat.rank;
@@ -54,6 +55,10 @@ sagecomm_group ProcessGroupSagecomm::join(
       return 0;
     }
     raise(error);
+  }
+  if (lasting.raised()) {
+    core().group_destroy(group, nullptr);
+    std::rethrow_exception(lasting.raised());
   }
   return group;
 }

@@ -67,7 +67,8 @@ void ProcessGroupSagecomm::destroy() noexcept {
   destroyGroup(group);
 }
 
-// Ignores errors of group_destroy(). The cause of a failure is kept for later calls of this object.
+// Ignores errors of group_destroy(). The cause of a failure is kept for later calls of this object; the verdict of a group over several hosts may
+// come while it is destroyed.
 void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -81,7 +82,13 @@ void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
     }
     group_.store(0);
   }
-  api_.group_destroy(group, nullptr);
+  auto last = std::make_shared<sagecomm_error>();
+  if (api_.group_destroy(group, last.get()) == SAGECOMM_OK && last->status < 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (group_.load() == 0) { // else reconfigure() has given it other members meanwhile
+      cause_ = std::move(last);
+    }
+  }
   hooks_.awaitAbortHooks();
 }
 

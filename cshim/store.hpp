@@ -1,4 +1,4 @@
-// store.hpp shows torch's key-value store to the core: during group_create(), and for as long as a group lives.
+// store.hpp shows torch's key-value store to the core during group_create(). lasting_store.hpp does so for as long as a group lives.
 #pragma once
 
 #include <atomic>
@@ -55,37 +55,6 @@ class StoreView {
   const std::atomic<bool>* const interrupted_; // null: nothing interrupts it
   sagecomm_store view_;
   std::exception_ptr raised_; // written by the main thread only
-};
-
-// LastingStore makes a clone of a c10d::Store for the core, which lasts as long as the group: another thread of the user's may wait in the
-// store itself, and a TCPStore is locked meanwhile. It must outlive the group_create() call that it is given to; the clone outlives both.
-class LastingStore {
- public:
-  explicit LastingStore(c10::intrusive_ptr<c10d::Store> store);
-  LastingStore(const LastingStore&) = delete;
-  LastingStore& operator=(const LastingStore&) = delete;
-
-  const sagecomm_lasting_store* view() const {
-    return &view_;
-  }
-
- private:
-  using Sink = void (*)(void* ctx, const void* data, size_t n);
-
-  static int32_t prepare(void* ctx, void** claimer, char* why, size_t whyN) noexcept;
-  static int32_t claim(
-      void* claimer,
-      const char* key,
-      const void* data,
-      size_t n,
-      void* sinkCtx,
-      Sink sink,
-      char* why,
-      size_t whyN) noexcept;
-  static void release(void* claimer) noexcept;
-
-  c10::intrusive_ptr<c10d::Store> store_;
-  sagecomm_lasting_store view_;
 };
 
 } // namespace sagecomm

@@ -62,6 +62,11 @@ func sagecommGroupDestroy(group C.sagecomm_group, err *C.sagecomm_error) (status
 	if e := g.Destroy(); e != nil {
 		return answer(err, invalid("%v", e))
 	}
+	if first := g.FirstCause(); first != nil {
+		runner.FillError(unsafe.Pointer(err), first)
+	} else if err != nil {
+		err.status = C.SAGECOMM_OK
+	}
 	return C.SAGECOMM_OK
 }
 

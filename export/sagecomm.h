@@ -253,13 +253,15 @@ typedef struct sagecomm_store {
 typedef struct sagecomm_lasting_store {
   void *ctx;
   /* Called during group_create(), at most once. Sets *claimer, which claim() and release() take, for a store that has the keys of
-   * sagecomm_group_config.store and that nobody else uses. Returns 0, or -1 with a text in `why` if this store cannot last. */
+   * sagecomm_group_config.store and in which nobody waits. Returns 0, or -1 with a text in `why` if this store cannot last. It returns within
+   * sagecomm_group_config.timeout_ns, and ends early where get() of sagecomm_group_config.store would. */
   int32_t (*prepare)(void *ctx, void **claimer, char *why, size_t why_n);
   /* Stores `data` under `key` unless the key has a value, and hands the value that it has then to `sink`. Returns 0, or -1 with a text in
    * `why`. It may take any time. */
   int32_t (*claim)(void *claimer, const char *key, const void *data, size_t n, void *sink_ctx,
                    void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n);
-  /* Called once, when no claim() is under way any more. A claim() that does not return puts it off for ever. */
+  /* Called once, when no claim() is under way any more, on a thread of the library. A claim() that does not return puts it off for ever.
+   * It may take any time; group_destroy() waits for it for 0.5 s at most. */
   void (*release)(void *claimer);
 } sagecomm_lasting_store;
 
@@ -377,7 +379,9 @@ typedef struct sagecomm_api {
   int32_t (*group_create)(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err);
 
   /* Waits a bounded time for issued operations, tells the peers that this rank leaves, and frees the group. It does not
-   * wait for peers to do the same. The bound is 2 s, for groups that met at a unique id the timeout of operations. A second call returns INVALID. */
+   * wait for peers to do the same. The bound is 2 s, for groups that met at a unique id the timeout of operations. A second call returns INVALID.
+   * It returns OK also for a group that has failed: then *err has the first cause, which group_error() may not have had before; else the status
+   * of *err is OK. */
   int32_t (*group_destroy)(sagecomm_group group, sagecomm_error *err);
 
   /* Makes every operation of the group, here and on every rank, fail with ABORTED and `reason`. Idempotent. */

@@ -98,6 +98,9 @@ func newLasting(config *C.sagecomm_group_config) bootstrap.Lasting {
 
 // Last calls prepare. The caller's structure ends before what Last returns, so its functions are copied.
 func (s cLasting) Last() (bootstrap.Claimer, error) {
+	if s.c.prepare == nil || s.c.claim == nil || s.c.release == nil {
+		return nil, errors.New("store: a function of sagecomm_lasting_store is NULL")
+	}
 	functions := (*C.sagecomm_lasting_store)(C.calloc(1, C.sizeof_sagecomm_lasting_store))
 	*functions = *s.c
 	why := (*C.char)(C.calloc(1, reasonBytes))

@@ -43,6 +43,14 @@ func TestStoreOfCThatDoesNotLast(t *testing.T) {
 	require.Zero(t, released())
 }
 
+// A structure without one of its functions is refused, and not called at the first failure.
+func TestStoreOfCWithoutAFunction(t *testing.T) {
+	for missing := range 3 {
+		err := lastWithout(missing)
+		require.EqualError(t, err, "store: a function of sagecomm_lasting_store is NULL")
+	}
+}
+
 // A caller that was compiled before the configuration had the field has no such store, whatever stands behind its configuration.
 func TestConfigurationWithoutLastingStore(t *testing.T) {
 	_, absent, prepared, _, err := lastFromC(false, true)

@@ -1,3 +1,5 @@
+//go:build !release
+
 package main
 
 /*
@@ -56,6 +58,14 @@ static test_store *test_created(sagecomm_group_config *config) {
   return s;
 }
 
+// Takes one of the functions out.
+static void test_without(sagecomm_group_config *config, int missing) {
+  sagecomm_lasting_store *lasting = (sagecomm_lasting_store *)(uintptr_t)config->lasting;
+  if (missing == 0) lasting->prepare = NULL;
+  if (missing == 1) lasting->claim = NULL;
+  if (missing == 2) lasting->release = NULL;
+}
+
 static int test_prepared(const test_store *s) { return s->prepared; }
 static int test_released(const test_store *s) { return s->released; }
 */
@@ -79,4 +89,13 @@ func lastFromC(refuses, old bool) (c bootstrap.Claimer, absent bool, prepared, r
 	}
 	s := C.test_created(config)
 	return c, lasting == nil, func() int { return int(C.test_prepared(s)) }, func() int { return int(C.test_released(s)) }, err
+}
+
+// lastWithout does so for a caller whose structure has no function of a number.
+func lastWithout(missing int) error {
+	config := C.test_config(0, 0)
+	C.test_without(config, C.int(missing))
+	_, err := newLasting(config).Last()
+	C.test_created(config)
+	return err
 }

@@ -150,3 +150,12 @@ func (g *Group) timeout() time.Duration { return time.Duration(g.operationTimeou
 
 // Cause returns the first cause of the group's failure, or nil if it has not failed.
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
+
+// FirstCause returns the first cause of the group's failure, also when the group is destroyed; nil if that has not failed before. The verdict on a
+// group over several hosts may still come while it is destroyed.
+func (g *Group) FirstCause() *coll.Failure {
+	if g.clean.Load() {
+		return nil
+	}
+	return g.cause.Load()
+}

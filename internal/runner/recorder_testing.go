@@ -1,3 +1,5 @@
+//go:build !release
+
 package runner
 
 /*
@@ -64,8 +66,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker drops its functions
-// from the library.
+// This file serves tests only: a file whose name ends in _test.go may not use cgo. The linker would keep its C code in the
+// library, so a build of that leaves the file out.
 
 // recording is a group that only records.
 type recording struct{ Group }

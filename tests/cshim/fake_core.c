@@ -74,9 +74,16 @@ static int32_t group_create(const sagecomm_group_config *c, sagecomm_group *out,
     void *claimer = NULL;
     fake.refusal[0] = 0;
     fake.lasting = *c->lasting;
+    pthread_mutex_lock(&fake.lock);
+    fake.preparing++;
+    pthread_cond_broadcast(&fake.changed);
+    pthread_mutex_unlock(&fake.lock);
     rc = c->lasting->prepare(c->lasting->ctx, &claimer, fake.refusal, sizeof fake.refusal);
+    pthread_mutex_lock(&fake.lock);
+    fake.preparing--;
     if (rc == 0 && fake.n_claimers == MAX_CLAIMERS) abort();
     if (rc == 0) fake.claimers[fake.n_claimers++] = claimer;
+    pthread_mutex_unlock(&fake.lock);
   }
   pthread_mutex_lock(&fake.lock);
   fake.groups++;
@@ -125,6 +132,11 @@ static int32_t group_destroy(sagecomm_group g, sagecomm_error *err) {
   pthread_mutex_unlock(&fake.lock);
   if (gone) return fake_fail(SAGECOMM_INVALID, err);
   fake_call_failed(SAGECOMM_OK);
+  if (fake.last_status < 0) {
+    fake_fail(fake.last_status, err);
+  } else if (err != NULL) {
+    err->status = SAGECOMM_OK;
+  }
   return SAGECOMM_OK;
 }
 

@@ -42,9 +42,9 @@ typedef struct fake_core {
   int gate, held_there;      /* see fake_close() */
   sagecomm_failed_fn failed; /* called once */
   void *failed_ctx;
-  int32_t group_status;
-  sagecomm_error fault; /* what group_fail() was called with; status 0: it was not */
-  int64_t timeout_ns;   /* as group_set_timeout() set it last */
+  int32_t group_status, last_status; /* of the group's failure; what group_destroy() has as the cause */
+  sagecomm_error fault;              /* what group_fail() was called with; status 0: it was not */
+  int64_t timeout_ns;                /* as group_set_timeout() set it last */
   char options[512];
   char wanted_key[64];
   char got[64];
@@ -55,6 +55,7 @@ typedef struct fake_core {
   sagecomm_lasting_store lasting;
   void *claimers[MAX_CLAIMERS];
   int n_claimers, claims_begun, claims_ended;
+  int preparing;     /* threads inside prepare() */
   char refusal[512]; /* of the last prepare() */
 } fake_core;
 

@@ -9,7 +9,7 @@ void fake_reset(void) {
   pthread_mutex_lock(&fake.lock);
   fake.script = fake.script_arg = fake.hold_done = fake.aborted = fake.held = 0;
   fake.others = 0;
-  fake.group_status = SAGECOMM_OK;
+  fake.group_status = fake.last_status = SAGECOMM_OK;
   fake.fault.status = 0;
   fake.wanted_key[0] = 0;
   fake.lasts = 0;
@@ -27,6 +27,8 @@ void fake_number_others(uint64_t n) { fake.others = n; }
 void fake_hold_done(int hold) { fake.hold_done = hold; }
 void fake_want_key(const char *key) { snprintf(fake.wanted_key, sizeof fake.wanted_key, "%s", key); }
 void fake_group_status(int status) { fake.group_status = status; }
+/* From now on groups that are destroyed turn out to have failed with that status. */
+void fake_last_status(int status) { fake.last_status = status; }
 
 /* Completes everything that is pending. The done functions run on the calling thread. */
 void fake_finish(int status) {
@@ -121,6 +123,13 @@ const sagecomm_op *fake_last_op(void) { return &fake.last; }
 
 /* From now on group_create() prepares it. */
 void fake_last(void) { fake.lasts = 1; }
+
+/* Blocks until a thread is inside prepare(). */
+void fake_await_preparing(void) {
+  pthread_mutex_lock(&fake.lock);
+  while (fake.preparing == 0) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
 
 /* How many were prepared. They are numbered from 0. */
 int fake_claimers(void) { return fake.n_claimers; }

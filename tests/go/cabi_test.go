@@ -65,10 +65,31 @@ func library(t *testing.T) string {
 	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-buildmode=c-shared",
 		"-ldflags", "-s -w -extldflags \"-Wl,--version-script="+script+" -Wl,-soname,libsagecomm.so\"", "-o", fresh, "./export")
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "GOFLAGS="+release(os.Getenv("GOFLAGS")))
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", cmd.Args, err, output)
 	}
 	return fresh
+}
+
+// release adds the tag of a build without the code that serves tests only.
+func release(flags string) string {
+	if before, tags, has := strings.Cut(flags, "-tags="); has {
+		return before + "-tags=release," + tags
+	}
+	return flags + " -tags=release"
+}
+
+// The library has no code that serves tests only. The Go linker drops such functions, but keeps the C code beside them.
+func TestNoCodeOfTestsIsLinked(t *testing.T) {
+	lib := library(t)
+	output, err := exec.Command("nm", "-D", "--undefined-only", lib).CombinedOutput()
+	require.NoError(t, err, string(output))
+	require.Contains(t, string(output), " malloc@")
+	require.NotContains(t, string(output), " waitpid@", "internal/runner/fork_testing.go")
+	code, err := os.ReadFile(lib)
+	require.NoError(t, err)
+	require.False(t, bytes.Contains(code, []byte("it does not last")), "export/store_testing.go")
 }
 
 var strict = []string{"-Wall", "-Wextra", "-Werror", "-pedantic"}

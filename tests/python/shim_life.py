@@ -18,6 +18,7 @@ from sagecomm import _C
 from shim_harness import (
     CPU,
     MANUAL,
+    PEER_FAILURE,
     all_reduce,
     backend,
     backend_options,
@@ -54,6 +55,19 @@ def shutdown_is_idempotent() -> None:
     del direct, made
     gc.collect()
     assert fake.fake_groups() == groups
+
+
+@scenario
+def cause_that_comes_while_the_group_is_destroyed_is_kept() -> None:
+    with subgroup() as made:
+        fake.fake_last_status(PEER_FAILURE)
+        made._get_backend(CPU).shutdown()
+        raises(sagecomm.PeerFailure, lambda group=made: dist.all_reduce(torch.ones(1), group=group))
+    fake.fake_last_status(0)
+    with subgroup() as made:
+        fake.fake_group_status(PEER_FAILURE)
+        made._get_backend(CPU).shutdown()
+        raises(sagecomm.PeerFailure, lambda group=made: dist.all_reduce(torch.ones(1), group=group))
 
 
 @scenario

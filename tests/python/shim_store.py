@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -15,17 +17,25 @@ import torch.distributed as dist
 
 import programs
 from sagecomm import _C
-from shim_harness import backend_options, fake, scenario
+from shim_harness import backend_options, fake, interrupt_when, raises, scenario
 
 LONG_S = 60.0  # until a thread counts as hanging
 PR_SET_PDEATHSIG = 1
 
 
-def claimer_of(store: dist.Store) -> int:
-    """Makes a group that prepares the store, destroys it, and returns the number of what it has prepared."""
+def make_group(store: dist.Store, timeout: timedelta | None = None) -> None:
+    """Makes a group that prepares the store, and destroys it."""
     fake.fake_last()
+    options = backend_options(store)
+    if timeout is not None:
+        options.timeout = timeout
+    _C.create_backend(options, {})
+
+
+def claimer_of(store: dist.Store) -> int:
+    """Returns the number of what a group has prepared."""
     before = fake.fake_claimers()
-    _C.create_backend(backend_options(store), {})
+    make_group(store)
     assert fake.fake_claimers() == before + 1, refusal()
     return before
 
@@ -105,9 +115,8 @@ class OfPython(dist.Store):
 def store_of_python_is_refused() -> None:
     store = OfPython()
     for given in (store, prefixed(store)):
-        fake.fake_last()
         before = fake.fake_claimers()
-        _C.create_backend(backend_options(given), {})
+        make_group(given)
         assert fake.fake_claimers() == before
         assert "PythonStore cannot be used after the group was made" in refusal()
         assert "written in Python" in refusal()
@@ -121,15 +130,16 @@ def claim_beside_a_wait_in_the_users_store() -> None:
     claimer = claimer_of(prefixed(users))
     waiting = threading.Thread(target=lambda: users.wait(["end"], timedelta(seconds=10 * LONG_S)))
     waiting.start()
-    while True:  # until a call in the store does not return, so that it is locked
+    while True:  # until a call in the store does not return before and during the claim: it is locked
         call = threading.Thread(target=users.check, args=(["end"],))
         call.start()
         call.join(0.1)
+        if not call.is_alive():
+            continue
+        assert claim(claimer, "meanwhile") == "meanwhile"
+        assert waiting.is_alive()
         if call.is_alive():
             break
-    assert claim(claimer, "meanwhile") == "meanwhile"
-    assert waiting.is_alive()
-    assert call.is_alive()
     serving.set("end", "")
     for thread in (waiting, call):
         thread.join(LONG_S)
@@ -185,6 +195,123 @@ def claim_in_a_stopped_server_holds_up_no_other_release() -> None:
         fake.fake_await_claims()
         assert claim(hanging, "late") == "elsewhere"
         fake.fake_release_claimer(hanging)
+
+
+def connections(port: int) -> int:
+    """Counts this process's connections to a port of this host."""
+    inodes = set()
+    for family in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{family}") as table:
+            for fields in map(str.split, list(table)[1:]):
+                if int(fields[2].split(":")[1], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}") in inodes
+    return found
+
+
+@scenario
+def groups_share_one_connection_to_a_server() -> None:
+    with server_elsewhere() as (_, port):
+        stores = [prefixed(client(port)), client(port)]
+        before = connections(port)
+
+        def make() -> None:
+            for store in stores:
+                make_group(store)
+
+        first = fake.fake_claimers()
+        threads = [threading.Thread(target=make) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG_S)
+        claimers = list(range(first, fake.fake_claimers()))
+        assert len(claimers) == 10
+        assert connections(port) == before + 1, (connections(port), before)
+        for c in claimers[:-1]:
+            fake.fake_release_claimer(c)
+        assert claim(claimers[-1], "of the last") == "of the last"
+        assert connections(port) == before + 1
+        fake.fake_release_claimer(claimers[-1])
+        wait_until(lambda: connections(port) == before)
+
+
+@scenario
+def server_in_the_place_of_another_one_is_asked() -> None:
+    with server_elsewhere() as (_, port):
+        old = claimer_of(client(port))
+    serving = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    new = claimer_of(serving)
+    assert claim(new, "new") == "new"
+    assert serving.get("cause") == b"new"
+    for c in (old, new):
+        fake.fake_release_claimer(c)
+
+
+@scenario
+def stopped_server_holds_up_no_group() -> None:
+    """It takes connections and answers nothing."""
+    with server_elsewhere() as (child, port):
+        store = client(port)
+        os.kill(child, signal.SIGSTOP)
+        programs.await_stop(child)
+        before = fake.fake_claimers()
+        for given in (store, prefixed(store)):  # the second one finds what the first one has begun
+            began = time.monotonic()
+            make_group(given, timedelta(seconds=0.3))
+            assert 0.3 <= time.monotonic() - began < LONG_S
+            assert "did not answer in time" in refusal()
+        assert fake.fake_claimers() == before
+        os.kill(child, signal.SIGCONT)
+        claimer = claimer_of(store)
+        assert claim(claimer, "late") == "late"
+        fake.fake_release_claimer(claimer)
+
+
+@scenario
+def stopped_server_of_groups_holds_up_no_other_group() -> None:
+    with server_elsewhere() as (child, port):
+        store = client(port)
+        claimer = claimer_of(store)
+        os.kill(child, signal.SIGSTOP)
+        programs.await_stop(child)
+        make_group(store, timedelta(seconds=0.3))
+        assert "did not answer in time" in refusal()
+        os.kill(child, signal.SIGCONT)
+        assert claim(claimer, "late") == "late"
+        fake.fake_release_claimer(claimer)
+
+
+@scenario
+def dead_server_holds_up_no_group() -> None:
+    """Torch goes on trying to connect for minutes."""
+    with server_elsewhere() as (_, port):
+        store = client(port)
+    make_group(store, timedelta(seconds=0.3))
+    assert "did not answer in time" in refusal()
+
+
+@scenario
+def ctrl_c_ends_the_wait_for_a_server() -> None:
+    with server_elsewhere() as (child, port):
+        store = client(port)
+        os.kill(child, signal.SIGSTOP)
+        programs.await_stop(child)
+        groups = fake.fake_groups()
+        with interrupt_when(fake.fake_await_preparing):
+            raises(KeyboardInterrupt, lambda: make_group(store, timedelta(seconds=10 * LONG_S)))
+        assert fake.fake_groups() == groups
+        assert "interrupted by a signal" in refusal()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < LONG_S
+        time.sleep(0.001)
 
 
 def claim_that_does_not_end() -> None:

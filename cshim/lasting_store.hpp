@@ -1,0 +1,68 @@
+// lasting_store.hpp shows torch's key-value store to the core for as long as a group lives.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "sagecomm.h"
+
+namespace sagecomm {
+
+struct Errand;
+
+// LastingStore makes a clone of a c10d::Store for the core, which lasts as long as the group: another thread of the user's may wait in the
+// store itself, and a TCPStore is locked meanwhile. All groups of the process share one connection to a TCPStore's server. It must outlive the
+// group_create() call that it is given to; the clone outlives both.
+class LastingStore {
+ public:
+  // prepare() returns within `timeout`, and ends early when a signal handler raises and once `interrupted` is true, unless that is null.
+  LastingStore(
+      c10::intrusive_ptr<c10d::Store> store,
+      std::chrono::nanoseconds timeout,
+      const std::atomic<bool>* interrupted = nullptr);
+  LastingStore(const LastingStore&) = delete;
+  LastingStore& operator=(const LastingStore&) = delete;
+
+  const sagecomm_lasting_store* view() const {
+    return &view_;
+  }
+
+  // Returns the exception that a signal handler raised during prepare(), null if none did. The group may have been made without the store then.
+  std::exception_ptr raised() const {
+    return raised_;
+  }
+
+ private:
+  using Sink = void (*)(void* ctx, const void* data, size_t n);
+  using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+  static int32_t prepare(void* ctx, void** claimer, char* why, size_t whyN) noexcept;
+  static int32_t claim(
+      void* claimer,
+      const char* key,
+      const void* data,
+      size_t n,
+      void* sinkCtx,
+      Sink sink,
+      char* why,
+      size_t whyN) noexcept;
+  static void release(void* claimer) noexcept;
+
+  StorePtr cloneOf(const StorePtr& store);
+  // Returns the errand that has made the clone.
+  std::shared_ptr<Errand> sharedCloneOf(const StorePtr& store, const std::string& server);
+  void await(Errand& errand);
+
+  StorePtr store_;
+  const std::chrono::steady_clock::time_point deadline_;
+  const std::atomic<bool>* const interrupted_; // null: nothing interrupts it
+  sagecomm_lasting_store view_;
+  std::exception_ptr raised_; // written by the main thread only
+};
+
+} // namespace sagecomm
