@@ -280,7 +280,8 @@ func TestRecordsOfFailures(t *testing.T) {
 	}
 }
 
-// Whatever is cut, silent or leaves, and whenever, members that are joined by links have one cause, and all that know of a failure have one.
+// Whatever is cut, silent or leaves, and whenever, members that are joined by links or by the store have one cause, and all that know of a failure
+// have one within 2 s: three claims may go by in silence.
 func TestOneCauseOfArbiters(t *testing.T) {
 	worlds := uint64(1000)
 	if testing.Short() {
@@ -288,10 +289,15 @@ func TestOneCauseOfArbiters(t *testing.T) {
 	}
 	for seed := range worlds {
 		r := rand.New(rand.NewPCG(seed, 2))
-		stores := lasting(2 + r.IntN(3))
+		stores := lasting(3 + r.IntN(3))
+		shared := stores[0] // of the test
+		stores = stores[1:]
+		reaches := make([]bool, len(stores)) // by member: the store, which answers it at once
 		for i, store := range stores {
 			late := time.Duration(r.IntN(2000)) * time.Millisecond
-			switch r.IntN(5) {
+			kind := r.IntN(5)
+			reaches[i] = kind == 4
+			switch kind {
 			case 0:
 				stores[i] = nil
 			case 1:
@@ -346,7 +352,22 @@ func TestOneCauseOfArbiters(t *testing.T) {
 				}
 			}
 			events.Wait()
+			last := c.passed()
 			time.Sleep(10 * time.Second)
+			for i := range n { // those that the store joins, also members that have left since
+				f := c.groups[i].message()
+				if f == "" {
+					continue
+				}
+				c.require(f, last+2*time.Second, i)
+				if reaches[i] {
+					value, err := shared.Claim("cause/4d", []byte("none"))
+					require.NoError(t, err)
+					first, err := decodeRecord(string(value), 2*n)
+					require.NoError(t, err, "seed %d", seed)
+					require.Equal(t, first.Message, f, "seed %d: member %d and the store", seed, i)
+				}
+			}
 			for i := range n {
 				if c.left[i] {
 					continue

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -193,4 +194,20 @@ func TestReleaseBesideAClaim(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		require.True(t, released)
 	})
+}
+
+// A file system without second names has no claims: the store counts as lost.
+func TestClaimWithoutLinks(t *testing.T) {
+	before := link
+	link = func(string, string) error { return &os.LinkError{Op: "link", Err: syscall.EPERM} }
+	t.Cleanup(func() { link = before })
+	s := newFileStore(t)
+	c, err := s.Last()
+	require.NoError(t, err)
+	defer c.Release()
+	_, err = c.Claim("k", []byte("v"))
+	require.ErrorIs(t, err, syscall.EPERM)
+	list, err := os.ReadDir(s.dir)
+	require.NoError(t, err)
+	require.Empty(t, list, "the temporary file stays")
 }

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"bytes"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -76,6 +77,48 @@ func TestRestOfAFrameGoesOut(t *testing.T) {
 	goOn()
 	there.Leave()
 	b.await(t, sent)
+}
+
+// Who does not attend sends the rest of a frame, and is told when all is sent.
+func TestTryFlushSendsTheRestOfAFrame(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there := a.linkTo(t, b)
+	b.linkOf(t, a)
+	held, slow := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(slow) })
+	defer goOn()
+	b.set(func(_ int, h *Header) ([][]byte, error) {
+		if h.Number == 1 {
+			close(held)
+			<-slow
+		}
+		return nil, nil
+	})
+	flushed, err := there.TryFlush(1)
+	require.NoError(t, err)
+	require.True(t, flushed, "nothing was sent")
+	sent := 0
+	for flushed {
+		taken, err := there.TrySend(1, message(uint64(sent+1)), make([]byte, MaxMessage))
+		require.NoError(t, err)
+		if taken {
+			sent++
+		}
+		flushed, err = there.TryFlush(1)
+		require.NoError(t, err)
+	}
+	<-held
+	goOn()
+	require.Eventually(t, func() bool {
+		flushed, err := there.TryFlush(1)
+		require.NoError(t, err)
+		return flushed
+	}, 10*time.Second, time.Millisecond)
+	b.await(t, sent)
+	there.Break(errors.New("for the test"))
+	_, err = there.TryFlush(1)
+	require.ErrorContains(t, err, "for the test")
 }
 
 // A thread that polls gets everything that comes while it attends, and the goroutines what comes otherwise.
