@@ -22,6 +22,10 @@ var groups = []string{"group", "g", "j"}
 
 // recovered are goroutines that recover in another way, or do what cannot panic.
 var recovered = map[string]string{
+	"pgbackend/arbiter.go: go a.run":                "its panic fails the groups",
+	"pgbackend/arbiter.go: go g.takeVerdict":        "takeVerdict recovers into its group",
+	"pgbackend/arbiter.go: time.AfterFunc":          "appends to a queue",
+	"pgbackend/arbiter.go: go func":                 "ask recovers into its error, and the rest appends to a queue",
 	"pgbackend/progress.go: go e.loop":              "each turn recovers (follow), and a turn between them is a call of C",
 	"pgbackend/join.go: all.Go":                     "recovers into the error of the rank that is being made",
 	"pgbackend/bucket.go: time.AfterFunc":           "buckets.tick recovers into its group",
