@@ -242,21 +242,20 @@ func (c *communicator) call(one vendor.Call, stream uintptr) error {
 // names are those of the functions, by vendor.CallKind.
 var names = [...]string{"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "Send", "Recv"}
 
-// Abort implements vendor.Communicator. The call joins the thread of NCCL that queues kernels (ncclCommEnsureReady of its src/init.cc). Then it waits
-// for graphs and for the device, so what tells that the thread is through before comes first.
+// Abort implements vendor.Communicator. The call joins the thread of NCCL that queues kernels (ncclCommEnsureReady of its src/init.cc), and waits
+// for graphs and for the device then.
 func (c *communicator) Abort() bool {
-	c.awaitThread()
 	C.abort_all(c.c)
 	c.settled.Store(true)
 	return true
 }
 
-// threadBound bounds how long an abort waits for a thread that is queueing kernels. One that waits for peers ends by the abort.
+// threadBound bounds how long Settle waits for a thread that is queueing kernels. One that waits for peers ends by the abort.
 const threadBound = 50 * time.Millisecond
 
-// awaitThread waits until the thread of NCCL that queues kernels is through, as far as that is soon. Its last act is to set the result of the
-// communicator, which is "in progress" until then (groupLaunch of NCCL's src/group.cc).
-func (c *communicator) awaitThread() {
+// Settle implements vendor.Settler. The last act of the thread of NCCL that queues kernels is to set the result of the communicator, which is
+// "in progress" until then (groupLaunch of NCCL's src/group.cc).
+func (c *communicator) Settle() {
 	sleep := 20 * time.Microsecond
 	for end := time.Now().Add(threadBound); ; sleep = min(2*sleep, time.Millisecond) {
 		var state C.int

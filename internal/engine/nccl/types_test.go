@@ -122,7 +122,7 @@ func TestSettled(t *testing.T) {
 		require.NoError(t, load(library(t, "CommGetAsyncError", "int ncclCommGetAsyncError(void *c, int *state) { *state = "+state+"; return 0; }\n")))
 		c := new(communicator)
 		require.False(t, c.Settled())
-		c.awaitThread()
+		c.Settle()
 		require.Equal(t, before, c.Settled(), state)
 		require.True(t, c.Abort())
 		require.True(t, c.Settled())

@@ -115,6 +115,9 @@ func (c *graphCaller) abortWithin(bound time.Duration) bool {
 }
 
 func (c *graphCaller) abort() (ended bool) {
+	if s, is := c.Communicator.(Settler); is && c.any.Load() {
+		s.Settle()
+	}
 	c.relaxed(func() { ended = c.Communicator.Abort() })
 	return ended
 }

@@ -61,6 +61,12 @@ type Communicator interface {
 	Destroy()
 }
 
+// Settler is a Communicator whose Abort waits for graphs. So what it still queues is waited for before.
+type Settler interface {
+	// Settle waits until no command comes any more, as far as that is soon, and Settled reports it then.
+	Settle()
+}
+
 // Element is a type of the library.
 type Element struct {
 	Type  int32
