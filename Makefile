@@ -70,7 +70,7 @@ core: $(core) ## build libsagecomm.so, the Go core
 # The library is built under another name and moved, so that a process that has the old one mapped keeps it.
 $(core): $(core_sources) | compilers
 	@mkdir -p $(@D)
-	cd $(root) && CUDA_REQUIRED=yes RELEASE=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $@.new ./export
+	cd $(root) && CUDA_REQUIRED=yes WITHOUT_TESTING=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $@.new ./export
 	@rm -f $@.h $(basename $@).h $(@D)/libsagecomm.so.h
 	@mv $@.new $@
 
@@ -94,7 +94,7 @@ zig := $(root)/build/zig
 arm64 := $(root)/build/arm64/libsagecomm.so
 .PHONY: core-arm64
 core-arm64: $(zig)/.ready ## build the core and the libraries over it for arm64 into build/arm64
-	cd $(root) && GOARCH=arm64 CC=$(root)/tools/arm64-cc CUDA_REQUIRED=yes RELEASE=yes \
+	cd $(root) && GOARCH=arm64 CC=$(root)/tools/arm64-cc CUDA_REQUIRED=yes WITHOUT_TESTING=yes \
 	  $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $(arm64) ./export
 	$(root)/tools/arm64-cc $(call facade_flags,nccl) -o $(dir $(arm64))libsagecomm_nccl.so -ldl
 	$(root)/tools/arm64-cc $(call facade_flags,hccl) -o $(dir $(arm64))libsagecomm_hccl.so -ldl

@@ -28,7 +28,7 @@ sagecomm_group ProcessGroupSagecomm::join(
     settings.push_back({name.c_str(), value.c_str()});
   }
   StoreView store(seat.store, interrupted);
-  const LastingStore lasting(seat.store, std::chrono::nanoseconds(toNs(options.timeout)), interrupted);
+  LastingStore lasting(seat.store, std::chrono::nanoseconds(toNs(options.timeout)), interrupted);
   sagecomm_group_config config{};
   config.struct_size = sizeof config;
   config.rank = seat.rank;

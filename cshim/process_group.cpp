@@ -70,6 +70,7 @@ void ProcessGroupSagecomm::destroy() noexcept {
 // Ignores errors of group_destroy(). The cause of a failure is kept for later calls of this object; the verdict of a group over several hosts may
 // come while it is destroyed.
 void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
+  std::shared_ptr<const sagecomm_error> before;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (group == 0 || group_.load() != group) {
@@ -80,12 +81,13 @@ void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
     if (api_.group_error(group, cause.get()) < 0) {
       cause_ = std::move(cause);
     }
+    before = cause_;
     group_.store(0);
   }
   auto last = std::make_shared<sagecomm_error>();
   if (api_.group_destroy(group, last.get()) == SAGECOMM_OK && last->status < 0) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (group_.load() == 0) { // else reconfigure() has given it other members meanwhile
+    if (group_.load() == 0 && cause_ == before) { // else reconfigure() has given it other members meanwhile
       cause_ = std::move(last);
     }
   }

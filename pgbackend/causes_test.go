@@ -62,6 +62,16 @@ func TestNobodyRaisesACauseBeforeItsCallbacks(t *testing.T) {
 		"a verdict":         func(a *farGroup) { a.takeVerdict(firstOne) },
 		"a failure":         func(a *farGroup) { a.declareFailure(firstOne) },
 		"the own host word": func(a *farGroup) { a.adopt(firstOne) },
+		"an incident": func(a *farGroup) { // a driver comes back until the group is down
+			for announced := false; !announced; {
+				select {
+				case <-a.announced:
+					announced = true
+				default:
+				}
+				a.incident(a.run, runner.Incident{})
+			}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newFarGroup(t)

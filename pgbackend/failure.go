@@ -30,6 +30,17 @@ func (g *Group) goDown(f *coll.Failure, fresh bool) {
 	g.down()
 }
 
+// downSoon takes a group that has a cause down, as goDown does. It waits for incidentSlice at most: a driver that comes back to an operation
+// whose group is not down yet meets the incident again.
+func (g *Group) downSoon() {
+	select {
+	case <-g.announced:
+		g.failureCallback.wait()
+		g.down()
+	case <-time.After(incidentSlice):
+	}
+}
+
 // announce calls failure callbacks and dumps the flight recorder, each within a bounded time.
 func (g *Group) announce(f *coll.Failure) {
 	defer close(g.announced)
@@ -91,7 +102,7 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		return
 	}
 	if g.cause.Load() != nil { // the group is down in this process only: it is being destroyed, or has no verdict yet
-		g.down()
+		g.downSoon()
 		return
 	}
 	if g.arbiter == nil || t.Code == runner.FailureWord { // who finds a word that names nobody counts on a cause

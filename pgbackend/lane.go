@@ -148,8 +148,8 @@ func (g *Group) openDeviceLane() (*lane, error) {
 	}
 	g.stacks.AddLane(run.PutStack) // another goroutine may issue an operation an instant earlier; then its stack lacks for as long
 	// A group that fails sets the cause, then looks for the lane; this looks for the cause after it has stored the lane.
-	if g.cause.Load() != nil {
-		g.down()
+	if f := g.cause.Load(); f != nil {
+		g.goDown(f, false)
 	}
 	p.engine.changed(p)
 	return d, nil

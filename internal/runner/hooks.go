@@ -19,7 +19,8 @@ type Handler interface {
 	Issue(group uint64, call Call) *coll.Failure
 	// Fuse checks the operations of a coalesced call and returns the number of the batch of each operation; see fusion.Plan.
 	Fuse(group uint64, calls []Call) ([]uint32, *coll.Failure)
-	// Incident diagnoses an incident that a driver has met. The group is down when it returns.
+	// Incident diagnoses an incident that a driver has met. The group is down when it returns, or soon: then the driver, when it comes back,
+	// meets the incident again.
 	Incident(group uint64, t Incident)
 	// Fifo creates the fifo from this rank to the peer. If it cannot, the group is down when it returns.
 	Fifo(group uint64, peer int)

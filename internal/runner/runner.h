@@ -62,7 +62,8 @@ typedef struct scr_hooks {
   /* Checks, compiles, numbers and queues a collective that the fast path cannot take. On SAGECOMM_OK *out is the
    * queued run, with a reference for the caller. */
   int32_t (*issue)(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err);
-  /* Diagnoses an incident. The group is down when it returns. */
+  /* Diagnoses an incident. The group is down when it returns, or soon, if that takes longer than a caller may go without a look for
+   * signals: then whoever comes back to the operation meets the incident again. */
   void (*incident)(uint64_t group, const scr_incident *incident);
   /* Makes the fifo to `peer`. Returns SAGECOMM_OK, or an error after it has taken the group down. */
   int32_t (*fifo)(uint64_t group, int32_t peer);
