@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -178,21 +179,21 @@ func TestReleaseIsWaitedForAWhile(t *testing.T) {
 // A claim that is under way keeps the store, and its release waits for nothing.
 func TestReleaseBesideAClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		released := false
+		var released atomic.Bool
 		c := Counted(func(string, []byte) ([]byte, error) {
 			time.Sleep(time.Hour)
 			return nil, nil
-		}, func() { released = true })
+		}, func() { released.Store(true) })
 		go func() { _, _ = c.Claim("k", nil) }()
 		synctest.Wait()
 		began := time.Now()
 		c.Release()
 		require.Zero(t, time.Since(began))
-		require.False(t, released)
+		require.False(t, released.Load())
 		_, err := c.Claim("k", nil)
 		require.ErrorIs(t, err, errReleased)
 		time.Sleep(2 * time.Hour)
-		require.True(t, released)
+		require.True(t, released.Load())
 	})
 }
 
