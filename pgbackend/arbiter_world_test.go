@@ -62,7 +62,7 @@ type arbiterWorld struct {
 	left  []bool
 	cut   [][]bool // by pair: nothing is carried any more
 	full  [][]bool // by sender and receiver: the link takes nothing now
-	half  [][]bool // by sender and receiver: of a frame the link takes a part only, if it is not full
+	half  [][]bool // by sender and receiver: of a frame the link takes a part only, and is full then
 	sent  int      // frames
 	way   [][]chan memberFrame
 	rest  [][]*memberFrame // by sender and receiver: of which a part has stayed behind
@@ -128,7 +128,7 @@ func (w *way) TrySend(on int, h *tcp.Header, payload ...[]byte) (bool, error) {
 	}
 	w.sent++
 	if w.half[w.from][w.to] {
-		w.rest[w.from][w.to] = &memberFrame{*h, payload}
+		w.rest[w.from][w.to], w.full[w.from][w.to] = &memberFrame{*h, payload}, true
 	} else {
 		w.way[w.from][w.to] <- memberFrame{*h, payload}
 	}

@@ -254,11 +254,17 @@ func TestRestOfAFrameIsSent(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		c.half[0][1] = true
 		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
+		time.AfterFunc(105*time.Millisecond, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.full[0][1], c.half[0][1] = false, false
+		})
+		c.members[0].flush(flushLimit)
+		require.Equal(t, 6*arbiterTick, c.passed())
 		time.Sleep(2 * trip)
-		c.require("of 0", 2*trip, 0, 1)
+		c.require("of 0", 6*arbiterTick+trip, 0, 1)
 	}, lasting(2)...)
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
-		c.half[0][1] = true
 		c.rest[0][1] = &memberFrame{header: tcp.Header{Kind: tcp.Lost, Group: 77, To: 2, Number: 2}} // of another one who sends
 		c.full[0][1] = true
 		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
