@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "call.hpp"
+#include "call_in_core.hpp"
 #include "core.hpp"
 #include "duration.hpp"
 #include "errors.hpp"
@@ -112,6 +113,31 @@ thread_local const Turn::Held* Turn::Held::innermost = nullptr;
 
 } // namespace
 
+thread_local CallInCore* CallInCore::innermost = nullptr;
+
+CallInCore::~CallInCore() {
+  innermost = outer_;
+  if (destroys_) {
+    group_.destroyGroup(handle_);
+  }
+}
+
+CallInCore* CallInCore::of(sagecomm_group handle) noexcept {
+  CallInCore* call = innermost;
+  while (call != nullptr && call->handle_ != handle) {
+    call = call->outer_;
+  }
+  return call;
+}
+
+bool CallInCore::destroysAtItsEnd(sagecomm_group handle) noexcept {
+  CallInCore* const call = of(handle);
+  if (call != nullptr) {
+    call->destroys_ = true;
+  }
+  return call != nullptr;
+}
+
 // A synchronous operation that completes inside issue() is the fast case: it takes no lock and allocates one Work.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(group_.load(std::memory_order_relaxed) == 0)) {
@@ -170,6 +196,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     const char* profilerName = profiled ? profilerNames_.nameFor(call.info.profilerName) : nullptr;
     work =
         c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout, profilerName, profiled ? &inputs : nullptr);
+  }
+  std::optional<CallInCore> inCore;
+  if (C10_UNLIKELY(device != nullptr)) {
+    inCore.emplace(*this, group);
   }
   Issued issued;
   sagecomm_error error;

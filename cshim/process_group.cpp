@@ -1,6 +1,7 @@
 // process_group.cpp holds life and properties of ProcessGroupSagecomm: construction, destruction, abort, timeouts, hooks.
 #include "process_group.hpp"
 
+#include "call_in_core.hpp"
 #include "core.hpp"
 #include "duration.hpp"
 #include "errors.hpp"
@@ -67,9 +68,15 @@ void ProcessGroupSagecomm::destroy() noexcept {
   destroyGroup(group);
 }
 
-// Ignores errors of group_destroy(). The cause of a failure is kept for later calls of this object; the verdict of a group over several hosts may
+// Ignores errors of group_destroy(). A signal handler that is called in the middle of an operation of the group only ends that: who has issued
+// it destroys the group behind it. The cause of a failure is kept for later calls of this object; the verdict of a group over several hosts may
 // come while it is destroyed.
 void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
+  if (C10_UNLIKELY(CallInCore::destroysAtItsEnd(group))) {
+    sagecomm_error ignored;
+    api_.group_abort(group, "a signal handler has destroyed the group in the middle of an operation", &ignored);
+    return;
+  }
   std::shared_ptr<const sagecomm_error> before;
   {
     std::lock_guard<std::mutex> lock(mutex_);

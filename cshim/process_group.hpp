@@ -170,6 +170,8 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   int64_t groupNumber() const;
 
  private:
+  friend class CallInCore;
+
   template <class F>
   WorkPtr orPostponed(const OpInfo& info, F&& call);
   WorkPtr receive(const OpInfo& info, Tensors& tensors, int srcRank, int tag);

@@ -12,6 +12,7 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "call_in_core.hpp"
 #include "core.hpp"
 #include "duration.hpp"
 #include "errors.hpp"
@@ -134,6 +135,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reconfigure(const c10d::Reco
   options->global_ranks_in_group.clear();
   for (const std::string& handle : handles) {
     options->global_ranks_in_group.push_back(globalRankOf(handle));
+  }
+  if (CallInCore::underWay(group_.load())) {
+    refuse(kReconfigure.name, "a signal handler has called it in the middle of an operation of the group");
   }
   const auto mine = std::find(handles.begin(), handles.end(), handle_);
   if (mine == handles.end()) {

@@ -3,8 +3,10 @@ not come."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -129,6 +131,34 @@ def interrupted_in_the_join(rank: int, size: int, store: str) -> None:
     x = ones()
     dist.all_reduce(x)
     right(x)
+
+
+def destroyed_by_a_handler(rank: int, size: int, store: str, at: str) -> str:
+    """A signal handler of rank 0 destroys the group in the middle of a call that waits for the others."""
+    join_group(rank, size, store)
+    told = c10d._get_default_store()
+    if at == "a connection":
+        dist.all_reduce(ones())
+    if rank > 0:
+        told.wait(["over"])
+        return raised(lambda: dist.broadcast(ones(), 0))
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        dist.destroy_process_group()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        dist.broadcast(ones(), 0)
+        raise AssertionError("nothing was raised")
+    except dist.DistBackendError as error:
+        text = f"{type(error).__name__}: {error}"
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        told.set("over", "")
+    assert not dist.is_initialized()
+    assert json.loads(sys.modules["sagecomm._C"].flight_records())["groups"] == [], "the group lives"
+    return text
 
 
 def interrupted_in_a_connection(rank: int, size: int, store: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
+from selection import quickly
 from test_nccl_engine import SETTINGS
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -75,6 +76,13 @@ def test_signals_during_a_connection(cuda_bed: CudaBed) -> None:
     for text in run(cuda_bed, "interrupted_in_a_connection", 2):
         assert text.startswith("Aborted: "), text
         assert re.search(r"rank 0 \(.*a signal has interrupted the wait", text), text
+
+
+@pytest.mark.parametrize("at", quickly(["a connection"], ["the join", "a connection"]))
+def test_a_handler_destroys_the_group_while_its_thread_waits(cuda_bed: CudaBed, at: str) -> None:
+    for text in run(cuda_bed, "destroyed_by_a_handler", 2, at):
+        assert text.startswith("Aborted: "), text
+        assert "by rank 0: a signal handler has destroyed the group" in text, text
 
 
 @pytest.mark.parametrize("on", ["its thread", "another thread"])
