@@ -1,6 +1,7 @@
 package vendor
 
 import (
+	"runtime"
 	"sync"
 
 	"sagecomm/internal/device"
@@ -58,7 +59,12 @@ func (s *scratch) take(rt device.Launcher, bytes uint64, reachable bool, by use)
 // device.
 func (s *scratch) sweep(run func(f func())) {
 	for _, m := range s.settled() {
-		run(m.memory.Release)
+		run(func() {
+			runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
+			defer runtime.UnlockOSThread()
+			m.until.done()
+			m.memory.Release()
+		})
 	}
 }
 
