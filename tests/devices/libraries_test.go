@@ -229,22 +229,28 @@ func TestRanksThatDoWithoutALibrary(t *testing.T) {
 	})
 }
 
+// joinsNot runs two ranks whose join of a library fails. They carry out an operation without it, and each ends its communicator.
+func joinsNot(t *testing.T, v vendor, variables map[int][]string) {
+	t.Helper()
+	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
+	all(t, 2, only(v), variables, func(r *rank) {
+		if f := r.sum(); f != nil {
+			t.Fatal(f.Message)
+		}
+		if r.has(engines[v.name]) {
+			t.Error("the library has carried out an operation")
+		}
+		r.recorded(ends[v.name], r.rank)
+		require.NoError(t, r.group.Destroy())
+	})
+}
+
 // A join that fails on one rank when the library has made the communicator leaves none, on any rank.
 func TestCommunicatorsOfAFailedJoin(t *testing.T) {
 	plans := map[string]string{"ascend": "HcclGetCommAsyncError@1=#21", "cambricon": "cnclGetCommAsyncError@1=#22"}
-	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
 	eachVendor(t, func(t *testing.T, v vendor) {
 		variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "EMULATOR_FAULTS="+plans[v.name])
-		all(t, 2, only(v), variables, func(r *rank) {
-			if f := r.sum(); f != nil {
-				t.Fatal(f.Message)
-			}
-			if r.has(engines[v.name]) {
-				t.Error("the library has carried out an operation")
-			}
-			r.recorded(ends[v.name], r.rank)
-			require.NoError(t, r.group.Destroy())
-		})
+		joinsNot(t, v, variables)
 	})
 }
 
@@ -252,20 +258,10 @@ func TestCommunicatorsOfAFailedJoin(t *testing.T) {
 func TestACommunicatorThatComesLate(t *testing.T) {
 	plans := map[string][2]string{"ascend": {"HcclGetCommAsyncError@1=#21", "HcclCommInitRootInfo@1=late#0@1000"},
 		"cambricon": {"cnclGetCommAsyncError@1=#22", "cnclInitComms@1=late#0@1000"}}
-	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
 	eachVendor(t, func(t *testing.T, v vendor) {
 		variables := recordedIn(filepath.Join(t.TempDir(), "calls"), "EMULATOR_FAULTS="+plans[v.name][0])
 		variables[1] = append(variables[1], "EMULATOR_FAULTS="+plans[v.name][1])
-		all(t, 2, only(v), variables, func(r *rank) {
-			if f := r.sum(); f != nil {
-				t.Fatal(f.Message)
-			}
-			if r.has(engines[v.name]) {
-				t.Error("the library has carried out an operation")
-			}
-			r.recorded(ends[v.name], r.rank)
-			require.NoError(t, r.group.Destroy())
-		})
+		joinsNot(t, v, variables)
 	})
 }
 

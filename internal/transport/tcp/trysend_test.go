@@ -45,15 +45,18 @@ func TestThreadsThatAttendSendWithoutWaiting(t *testing.T) {
 	}
 }
 
-// The rest of a frame that was taken in part goes out when the thread leaves.
-func TestRestOfAFrameGoesOut(t *testing.T) {
+// toSlowEnd returns an end that reads nothing behind its first frame before goOn, and the link to it. held is closed when that frame has come.
+func toSlowEnd(t *testing.T) (b *end, there *Link, held chan struct{}, goOn func()) {
+	t.Helper()
 	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, nil)
-	there := a.linkTo(t, b)
+	a := newEnd(t, nil)
+	b = newEnd(t, nil)
+	there = a.linkTo(t, b)
 	b.linkOf(t, a)
-	held, slow := make(chan struct{}), make(chan struct{})
-	goOn := sync.OnceFunc(func() { close(slow) })
-	defer goOn()
+	held = make(chan struct{})
+	slow := make(chan struct{})
+	goOn = sync.OnceFunc(func() { close(slow) })
+	t.Cleanup(goOn)
 	b.set(func(_ int, h *Header) ([][]byte, error) {
 		if h.Number == 1 {
 			close(held)
@@ -61,6 +64,12 @@ func TestRestOfAFrameGoesOut(t *testing.T) {
 		}
 		return nil, nil
 	})
+	return b, there, held, goOn
+}
+
+// The rest of a frame that was taken in part goes out when the thread leaves.
+func TestRestOfAFrameGoesOut(t *testing.T) {
+	b, there, held, goOn := toSlowEnd(t)
 	there.Attend()
 	sent := 0
 	for {
@@ -81,20 +90,7 @@ func TestRestOfAFrameGoesOut(t *testing.T) {
 
 // Who does not attend sends the rest of a frame, and is told when all is sent.
 func TestTryFlushSendsTheRestOfAFrame(t *testing.T) {
-	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, nil)
-	there := a.linkTo(t, b)
-	b.linkOf(t, a)
-	held, slow := make(chan struct{}), make(chan struct{})
-	goOn := sync.OnceFunc(func() { close(slow) })
-	defer goOn()
-	b.set(func(_ int, h *Header) ([][]byte, error) {
-		if h.Number == 1 {
-			close(held)
-			<-slow
-		}
-		return nil, nil
-	})
+	b, there, held, goOn := toSlowEnd(t)
 	flushed, err := there.TryFlush(1)
 	require.NoError(t, err)
 	require.True(t, flushed, "nothing was sent")
