@@ -160,7 +160,7 @@ func TestSlotsAreRefusedOverHosts(t *testing.T) {
 		return options{"hostid": fmt.Sprint("host ", rank), "tune": "all_reduce:one_shot"}
 	})
 	for _, err := range errs {
-		require.ErrorContains(t, err, "several hosts")
+		require.ErrorContains(t, err, "they are on 2 hosts")
 	}
 }
 
