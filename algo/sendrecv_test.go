@@ -262,7 +262,7 @@ func TestShapesAreRefused(t *testing.T) {
 		"rank 4 on host 1":                                {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2, 4}}},
 		"rank 1 on host 1: it is on another one":          {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {1, 2}}},
 		"1 of 4 ranks are on no host":                     {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2}}},
-		"has 0 lists of their ranks":                      {Size: 3, Apart: true, Spread: 2},
+		"has 0 lists of their ranks":                      {Size: 3, Apart: true},
 		"has 1 lists of their ranks":                      {Size: 4, Apart: true, Hosts: hosts(1, 4)},
 		"unknown policy \"best\"":                         {Size: 2},
 		"slots.hop of -1 seconds: expected 0 to 10ms":     {Size: 2},

@@ -16,10 +16,8 @@ const MaxSize = plan.MaxSize
 // Shape describes how the ranks of a group are spread over hosts. It is the same on all ranks.
 type Shape struct {
 	Size int
-	// Hosts lists the ranks of each host. Nil means that they are all on one host, or that Spread counts the hosts.
+	// Hosts lists the ranks of each host. Nil means that they are all on one host.
 	Hosts [][]int
-	// Spread is the number of hosts if they have different numbers of ranks; Hosts is nil then. 0 means one host.
-	Spread int
 	// Apart reports that hosts share no memory. Messages between them then go through a network, and Hosts lists all of them.
 	Apart bool
 }
@@ -28,7 +26,7 @@ type Shape struct {
 func (s Shape) sharesMemory() bool { return !s.Apart }
 
 // HostCount returns the number of hosts.
-func (s Shape) HostCount() int { return max(1, s.Spread, len(s.Hosts)) }
+func (s Shape) HostCount() int { return max(1, len(s.Hosts)) }
 
 // ValidSize refuses a number of ranks that no group can have.
 func ValidSize(ranks int) error {

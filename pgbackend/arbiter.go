@@ -72,6 +72,8 @@ type arbiterConfig struct {
 	// left reports whether all ranks of a member have said goodbye. It waits for nothing. It is called until close returns, also when a
 	// group of this process has left and its memory is gone: it must not use that.
 	left func(member int) bool
+
+	closed func() // called once, behind the end of the arbiter; may be nil
 }
 
 // arbiter is a member of the verdict on a group over several hosts: it finds the first cause of its failure, the same on all survivors. A
@@ -83,14 +85,15 @@ type arbiter struct {
 	arbiterConfig
 	memberOf map[int]int // by lowest rank
 
-	release sync.Once // gives the store back
+	ending sync.Once // gives the store back, and calls closed
 
 	mu     sync.Mutex
 	queue  []func()
 	came   []int // by member: frames in the queue that have come over its link
-	closed bool
+	over   bool
 	groups []servedGroup
-	bell   chan struct{} // rings when there is something in the queue, or closed is set
+	awaits int           // ranks of this process that are to be served
+	bell   chan struct{} // rings when there is something in the queue, or over is set
 	done   chan struct{} // closed when the goroutine has ended
 
 	cause   atomic.Pointer[coll.Failure]
@@ -119,11 +122,19 @@ func newArbiter(c arbiterConfig) *arbiter {
 	return a
 }
 
+// expect takes note of one more rank of this process, which will be served, or leave.
+func (a *arbiter) expect() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.awaits++
+}
+
 // serve adds a group of this process, which gets the verdict, also one that is there already.
-// Requires: calls may enter the group.
+// Requires: calls may enter the group, and nobody destroys it meanwhile.
 func (a *arbiter) serve(g servedGroup) {
 	a.mu.Lock()
 	a.groups = append(a.groups, g)
+	a.awaits--
 	first := a.cause.Load()
 	a.mu.Unlock()
 	if first != nil {
@@ -131,11 +142,15 @@ func (a *arbiter) serve(g servedGroup) {
 	}
 }
 
-// leave takes a group out. When the last one has left, the arbiter ends.
+// leave takes a group out, which was served or will not be. When the last one has left, the arbiter ends.
 func (a *arbiter) leave(g servedGroup) {
 	a.mu.Lock()
+	before := len(a.groups)
 	a.groups = slices.DeleteFunc(a.groups, func(other servedGroup) bool { return other == g })
-	last := len(a.groups) == 0
+	if len(a.groups) == before {
+		a.awaits--
+	}
+	last := len(a.groups) == 0 && a.awaits <= 0
 	a.mu.Unlock()
 	if last {
 		a.close()
@@ -146,16 +161,40 @@ func (a *arbiter) leave(g servedGroup) {
 // its peer: then the goroutine ends when the link returns.
 func (a *arbiter) close() {
 	a.mu.Lock()
-	a.closed, a.queue = true, nil
+	a.over, a.queue = true, nil
 	a.mu.Unlock()
 	a.ring()
 	select {
 	case <-a.done:
 	case <-time.After(closeLimit):
 	}
-	if a.store != nil {
-		a.release.Do(a.store.Release)
+	a.ending.Do(func() {
+		if a.store != nil {
+			a.store.Release()
+		}
+		if a.closed != nil {
+			a.closed()
+		}
+	})
+}
+
+// knowsLeft reports whether ranks have said goodbye, as a group of this process knows whose memory is there.
+func (a *arbiter) knowsLeft(ranks []int) bool {
+	a.mu.Lock()
+	groups := slices.Clone(a.groups)
+	a.mu.Unlock()
+	for _, served := range groups {
+		g, is := served.(*Group)
+		if !is || !g.life.acquire() {
+			continue
+		}
+		defer g.life.release()
+		return !slices.ContainsFunc(ranks, func(rank int) bool {
+			_, left := g.run.LastCall(rank)
+			return !left
+		})
 	}
+	return false
 }
 
 // declare takes a failure of this process's own, waits for the verdict for a while, and returns it, or nil. Nobody waits any more once the group
@@ -182,7 +221,7 @@ func (a *arbiter) take(over int, h *tcp.Header, payload []byte) error {
 	a.mu.Lock()
 	defer a.ring()
 	defer a.mu.Unlock()
-	if a.closed {
+	if a.over {
 		return nil
 	}
 	if a.came[over] == a.mostWaiting() {
@@ -225,7 +264,7 @@ func (a *arbiter) flush(limit time.Duration) {
 // push appends to the queue. Nothing is run any more once the arbiter is closed.
 func (a *arbiter) push(f func()) {
 	a.mu.Lock()
-	if !a.closed {
+	if !a.over {
 		a.queue = append(a.queue, f)
 	}
 	a.mu.Unlock()
@@ -265,7 +304,7 @@ func (a *arbiter) run() {
 // panicked fails the groups after a panic of the goroutine, and ends the links, since other members would wait for answers of this one.
 func (a *arbiter) panicked(r any) {
 	a.mu.Lock()
-	a.closed, a.queue = true, nil
+	a.over, a.queue = true, nil
 	groups := slices.Clone(a.groups)
 	a.mu.Unlock()
 	for _, l := range a.links {
@@ -284,10 +323,10 @@ func (a *arbiter) panicked(r any) {
 // step does what is to be done now. It reports false if the arbiter is closed.
 func (a *arbiter) step() bool {
 	a.mu.Lock()
-	todo, closed := a.queue, a.closed
+	todo, over := a.queue, a.over
 	a.queue = nil
 	a.mu.Unlock()
-	if closed {
+	if over {
 		return false
 	}
 	for _, f := range todo {

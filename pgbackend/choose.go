@@ -48,7 +48,7 @@ func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, f
 // Requires: g.members are known.
 func (g *Group) choose() (err error) {
 	if err := g.chooseEngine(); err != nil {
-		g.different = true
+		g.final = true
 		return err
 	}
 	shape := g.shape()

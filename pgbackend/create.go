@@ -28,14 +28,14 @@ type Config struct {
 	Timeout     time.Duration // bounds the rendezvous and each operation
 	Operations  time.Duration // bounds each operation in the place of Timeout; 0: Timeout does
 	Store       bootstrap.Store
-	Lasting     bootstrap.Lasting // makes Store last; groups over several hosts will need it for their verdict. nil: Store cannot last
+	Lasting     bootstrap.Lasting // makes Store last, for the verdict on a group over several hosts; nil: Store cannot last
 	Options     map[string]string // settings by variable name in lower case, without SAGECOMM_; the environment takes precedence
 
 	birth *birth // of a group that meets at a unique id
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 5
+const protocolVersion = 6
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
@@ -80,7 +80,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g = &Group{process: p, birth: c.birth, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
-		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 },
+		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 || g.unlinked.Load() != nil },
 			func(rank int) error { return errors.Join(epochs.Twice(epoch), epochs.Overtaken(rank, epoch)) })
 		err = g.join(attempt)
 		if err == nil {
@@ -122,6 +122,9 @@ func (p *Process) publish(g *Group) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g.life.publish()
+	if g.arbiter != nil { // nobody can destroy the group yet
+		g.arbiter.serve(g)
+	}
 	p.groups[g.Handle()] = g
 }
 
@@ -133,10 +136,15 @@ func (g *Group) introduceItself() {
 	g.info("made with %s, %s kernels; choices have the hash %016x", coll.Count(g.size, "rank"), kernels.Active(), g.choicesHash())
 	ways := map[string][]int{}
 	for rank, m := range g.maps {
-		ways[m.Way()] = append(ways[m.Way()], rank)
+		if m != nil {
+			ways[m.Way()] = append(ways[m.Way()], rank)
+		}
 	}
 	for _, way := range slices.Sorted(maps.Keys(ways)) {
 		g.info("shared memory (%s): ranks %v", way, ways[way])
+	}
+	if g.apart() {
+		g.info("%s", g.describedLinks())
 	}
 	if text := g.untuned(); text != "" && g.rank == 0 {
 		g.info("%s", text)
@@ -213,7 +221,7 @@ func (g *Group) join(c Config) (err error) {
 
 // abandon tells the other ranks why this rank does not meet them, so that they do not wait for their timeout.
 func (g *Group) abandon(store bootstrap.Store, why error) {
-	for _, k := range []string{firstTry, firstTry + attached, secondTry, secondTry + attached} {
-		_ = bootstrap.Abandon(store, g.keys+k, g.rank, why)
+	for _, try := range []string{firstTry, secondTry} {
+		g.abandonTry(store, try, rounds, why)
 	}
 }

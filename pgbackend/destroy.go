@@ -202,6 +202,7 @@ func (p *Process) sweep() {
 			}
 			g.run.Close()
 		}
+		g.freeLinks()
 		releaseAll(g.maps)
 		err := g.memory.free()
 		if g.own != nil {

@@ -113,6 +113,15 @@ func (g *Group) chooseEngine() error {
 	offers := make([]algo.Offers, g.size)
 	for rank, m := range g.members {
 		offers[rank] = m.Engines
+		if g.apart() {
+			offers[rank] = algo.Offers{}
+			for name, lacks := range m.Engines {
+				if lacks == "" && name != stagedEngine {
+					lacks = "the ranks are on several hosts"
+				}
+				offers[rank][name] = lacks
+			}
+		}
 	}
 	g.deviceEngine = algo.ChooseEngine(offers, env.Engine.Get(g.settings))
 	return g.lacksEngine(g.deviceEngine)

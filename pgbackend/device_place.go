@@ -66,7 +66,7 @@ func (p *Process) placeOn(index int) *topo.Place {
 
 // deviceLink returns the link between the devices of two ranks, which is the same on all ranks.
 func (g *Group) deviceLink(a, b int) algo.DeviceLink {
-	return linkOf(g.members[a].Place, g.members[b].Place, g.members[a].HostID == g.members[b].HostID)
+	return linkOf(g.members[a].Place, g.members[b].Place, g.hostOf[a] == g.hostOf[b])
 }
 
 // linkOf returns the link between two devices.

@@ -154,7 +154,7 @@ func (q *overlapQuestion) answer(s *algo.Selector, kind coll.Kind, bytes uint64,
 // group has those of this process.
 func (p *Process) processorsFor(q Question) int {
 	if g := p.Group(q.Group); q.Group != 0 && g != nil {
-		return len(g.processors())
+		return g.processors()
 	}
 	return len(processors()) * max(1, q.Hosts)
 }

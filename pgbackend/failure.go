@@ -109,7 +109,10 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		g.declareFailure(diagnosis{g, lane}.diagnose(t))
 		return
 	}
-	g.incidents.declare(g, func() *coll.Failure { return diagnosis{g, lane}.diagnose(t) })
+	g.incidents.declare(g, func() *coll.Failure {
+		g.askFar()
+		return diagnosis{g, lane}.diagnose(t)
+	})
 }
 
 // incidents declares the first incident of a group over several hosts.
@@ -161,7 +164,13 @@ func (g *Group) declareFailure(f *coll.Failure) {
 
 // peerDied declares the failure of the group because the process of a rank has ended, unless the rank had left before. The
 // watch over that process calls it.
-func (g *Group) peerDied(rank int) {
+func (g *Group) peerDied(rank int) { g.peerLost(rank, nil) }
+
+// linkLost declares the failure of the group because the link to a rank of another host is lost, unless the rank had left before.
+func (g *Group) linkLost(rank int, why error) { g.peerLost(rank, why) }
+
+// peerLost is peerDied, or linkLost if there is a reason.
+func (g *Group) peerLost(rank int, why error) {
 	if !g.life.lost(rank) || !g.life.acquire() {
 		return
 	}
@@ -174,12 +183,17 @@ func (g *Group) peerDied(rank int) {
 	}
 	if f := g.run.FirstCause(); f != nil {
 		g.adopt(f)
-		g.process.observers.DumpLate(view{g}, rank)
+		if !g.far(rank) {
+			g.process.observers.DumpLate(view{g}, rank)
+		}
 		return
 	}
 	m := g.members[rank]
 	f := &coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name, Sequence: g.run.Sequence()}
 	doing := "before its first collective"
+	if why != nil { // what the rank has called is known if it was asked for
+		doing = ""
+	}
 	if call, ok := g.run.Announced(rank, last); ok {
 		f.Op = call.Op.Name()
 		doing = "in or after " + call.Op.Describe(last)
@@ -196,6 +210,12 @@ func (g *Group) peerDied(rank int) {
 		}
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
+	if why != nil {
+		if doing != "" {
+			doing = " " + doing
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s is lost%s: %v", g.title(), g.who(rank), doing, why)
+	}
 	g.declareFailure(f)
 }
 

@@ -126,7 +126,7 @@ func half(t *testing.T) (joined *Group, gaveUp error) {
 type meetingStore struct{ lateStore }
 
 func (s meetingStore) Get(key string, timeout time.Duration) ([]byte, error) {
-	if strings.Contains(key, firstTry+"/") && !strings.Contains(key, attached) {
+	if strings.Contains(key, firstTry+"/") && !strings.Contains(key, attachedRound) {
 		timeout = opTimeout
 	}
 	return s.lateStore.Get(key, timeout)

@@ -25,13 +25,17 @@ type Group struct {
 	size             int
 	global           []int // global rank of each rank; nil: equal to the group rank
 	settings         *env.Settings
-	options          map[string]string // of Config
-	birth            *birth            // nil: the group met over a store of the caller
-	shrinking        sync.Mutex        // guards shrinks
-	shrinks          map[string]int    // number of groups that were made by Shrink with a list, by the list's text
-	flights          int               // capacity of the flight recorder, in operations
-	timeline         bool              // the group keeps events for the timeline
-	members          []member          // by rank
+	options          map[string]string     // of Config
+	birth            *birth                // nil: the group met over a store of the caller
+	shrinking        sync.Mutex            // guards shrinks
+	shrinks          map[string]int        // number of groups that were made by Shrink with a list, by the list's text
+	flights          int                   // capacity of the flight recorder, in operations
+	timeline         bool                  // the group keeps events for the timeline
+	members          []member              // by rank
+	hosts            [][]int               // the ranks of each host, hosts in the order of their first ranks
+	hostOf           []int                 // by rank: index in hosts
+	links            *groupLinks           // nil: all ranks are on this host
+	unlinked         atomic.Pointer[error] // why a link of the group could not be made
 	peers            []runner.Peer
 	lane                                  // of operations on host memory
 	device           atomic.Pointer[lane] // of operations on devices; nil before the first one
@@ -43,7 +47,7 @@ type Group struct {
 	watching         bool      // the peers' processes are watched
 	keys             string    // prefix of the group's keys in the store
 	deadline         time.Time // end of the rendezvous
-	different        bool      // ranks are set up differently, so a second try would fail too
+	final            bool      // a second try would fail too
 	tuningSettings   tuningSettings
 	selector         *algo.Selector
 	deviceEngine     algo.EngineChoice // of the device lane, of the rendezvous: see engines
@@ -80,10 +84,14 @@ type Group struct {
 
 // member is the description of a rank that the rank publishes in the rendezvous.
 type member struct {
-	Host   string           `json:"host"`
-	HostID string           `json:"host_id"`
-	PID    int              `json:"pid"`
-	Arena  shmem.Descriptor `json:"arena"`
+	Host        string           `json:"host"`
+	HostSetting string           `json:"host_setting,omitempty"` // SAGECOMM_HOSTID
+	Network     uint64           `json:"network_namespace,omitempty"`
+	Number      uint64           `json:"number"`               // drawn at random; that of rank 0 is the group's in frames between hosts
+	Secret      []byte           `json:"secret,omitempty"`     // of rank 0 without a secret of the job: drawn at random, for links between hosts
+	HasSecret   bool             `json:"has_secret,omitempty"` // it has a secret of the job
+	PID         int              `json:"pid"`
+	Arena       shmem.Descriptor `json:"arena"`
 	// By lane: the offset of its shared block in its arena, and that of its flight recorder, 0 for a private one.
 	Shared      [runner.Lanes]int64 `json:"shared"`
 	FlightLog   [runner.Lanes]int64 `json:"flight_log"`

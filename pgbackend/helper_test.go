@@ -85,7 +85,7 @@ func tryWorld(t *testing.T, n int, timeout time.Duration, of func(rank int) opti
 		if of != nil {
 			o = of(rank)
 		}
-		w.groups[rank], errs[rank] = Get().Create(Config{Rank: rank, Size: n, Name: t.Name(), Timeout: timeout, Store: store, Options: o})
+		w.groups[rank], errs[rank] = Get().Create(Config{Rank: rank, Size: n, Name: t.Name(), Timeout: timeout, Store: store, Lasting: store, Options: o})
 		return nil
 	})
 	t.Cleanup(w.destroy)

@@ -73,6 +73,7 @@ func (p *Process) newID(options map[string]string) (id bootstrap.ID, err error) 
 // endpoint returns where the server of this process is to listen. Without a setting and without MASTER_ADDR it is loopback, because the
 // ranks of a group share memory.
 func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err error) {
+	e.Of = "the ranks of a unique id"
 	if ports := env.PortRange.Get(settings); ports.Given {
 		e.First, e.Last = ports.Value.First, ports.Value.Last
 	}

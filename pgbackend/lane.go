@@ -57,9 +57,17 @@ func (g *Group) open(number runner.Lane, timeout time.Duration) (*runner.Group, 
 		peers[rank] = p
 	}
 	fuses := number == runner.HostLane && g.buckets != nil
-	return openGroup(runner.Config{Rank: g.rank, Lane: number, Host: g.run, Timeout: timeout, Backoff: backoff(g.settings, g.crowded()),
+	return openGroup(runner.Config{Rank: g.rank, Lane: number, Host: g.run, Timeout: timeout, Backoff: backoff(g.settings, g.crowdedHere()), FailureRank: g.failureRank(),
 		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Fuses: fuses,
 		Policy: policy, Peers: peers})
+}
+
+// failureRank returns the rank whose shared block has the failure word: in a group over several hosts each rank has its own.
+func (g *Group) failureRank() int {
+	if g.apart() {
+		return g.rank
+	}
+	return 0
 }
 
 // hostEngine returns an engine that moves the buffers of a lane, which are host memory, through the runner.

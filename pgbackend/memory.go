@@ -143,22 +143,25 @@ func (b *groupMemory) free() error {
 	return nil
 }
 
-// attachAll maps the arenas of all ranks. On error nothing stays mapped.
-func attachAll(ctx context.Context, list []shmem.Descriptor, methods []shmem.Method) (_ []*shmem.Mapping, err error) {
-	maps := make([]*shmem.Mapping, 0, len(list))
+// attachAll maps the arenas of ranks, by rank; those of a nil descriptor are left out. On error nothing stays mapped.
+func attachAll(ctx context.Context, list []*shmem.Descriptor, methods []shmem.Method) (_ []*shmem.Mapping, err error) {
+	maps := make([]*shmem.Mapping, len(list))
 	for rank, d := range list {
-		m, err := shmem.Attach(ctx, d, methods)
-		if err != nil {
+		if d == nil {
+			continue
+		}
+		if maps[rank], err = shmem.Attach(ctx, *d, methods); err != nil {
 			releaseAll(maps)
 			return nil, fmt.Errorf("the shared memory of rank %d (pid %d): %w", rank, d.PID, err)
 		}
-		maps = append(maps, m)
 	}
 	return maps, nil
 }
 
 func releaseAll(maps []*shmem.Mapping) {
 	for _, m := range maps {
-		_ = m.Release() // fails only if it is called once too often
+		if m != nil {
+			_ = m.Release() // fails only if it is called once too often
+		}
 	}
 }

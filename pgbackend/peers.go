@@ -33,7 +33,7 @@ func (g *Group) watchPeers() {
 	g.watching = true
 	me := g.members[g.rank]
 	for rank, m := range g.members {
-		if rank == g.rank || m.id() == me.id() {
+		if rank == g.rank || g.far(rank) || m.id() == me.id() { // ids of another machine's processes mean nothing here
 			continue
 		}
 		if g.process.watch(g, rank, me) {
@@ -104,7 +104,13 @@ func (g *Group) bereaved(err error) error {
 	dead := g.life.dead()
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
-	if len(dead) == 0 || !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing) > 0) {
+	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing) > 0) {
+		return err
+	}
+	if unlinked := g.unlinked.Load(); len(dead) == 0 && unlinked != nil {
+		return *unlinked
+	}
+	if len(dead) == 0 {
 		return err
 	}
 	m := g.members[dead[0]]
@@ -150,10 +156,10 @@ func (g *Group) unwatchPeers() {
 	p := g.process
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, m := range g.members {
+	for rank, m := range g.members {
 		id := m.id()
 		peer := p.peers[id]
-		if peer == nil {
+		if peer == nil || g.far(rank) {
 			continue
 		}
 		delete(peer.groups, g)

@@ -31,6 +31,7 @@ type Process struct {
 	staging   *staged.Pool      // pinned memory and streams of operations on devices
 	vendors   *vendor.Pool      // gates and streams of vendors' libraries
 	server    *bootstrap.Server // of the stores of unique ids
+	networks  networks          // links to processes of other hosts
 	created   uint64            // number of groups created so far
 	inVain    time.Time         // time at which Destroy last gave up waiting for peers
 
@@ -56,7 +57,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: networks{newest: map[networkKey]*network{}, all: map[*network]bool{}}, factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})
@@ -104,6 +105,7 @@ func (p *Process) Shutdown() {
 	for begin := time.Now(); runner.Completing() && time.Since(begin) < ShimWaits.Hooks; {
 		time.Sleep(200 * time.Microsecond)
 	}
+	p.closeNetworks()
 	p.server.Close()
 	p.vendors.Wait()
 	p.observers.Finish()

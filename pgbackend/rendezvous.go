@@ -3,6 +3,8 @@ package pgbackend
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,17 +16,36 @@ import (
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
+	"sagecomm/internal/handshake"
 	"sagecomm/internal/observe"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shmem"
 )
 
-// Keys of the two tries, and of the verdict on each.
+// Keys of the two tries, and of the rounds of a try behind the first one, in their order. A group on one host has neither addresses nor links,
+// and has joined when all have attached.
 const (
 	firstTry  = "/first"
 	secondTry = "/second"
-	attached  = "/attached"
+
+	addressRound  = "/addresses"
+	attachedRound = "/attached"
+	linkedRound   = "/linked"
+	joinedRound   = "/joined"
 )
+
+var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
+
+// abandonTry tells the other ranks in rounds of a try why this rank does not come, which spares them their timeout.
+func (g *Group) abandonTry(store bootstrap.Store, try string, rounds []string, why error) {
+	for _, round := range rounds {
+		_ = bootstrap.Abandon(store, g.keys+try+round, g.rank, why)
+	}
+}
+
+// behind returns the rounds behind one.
+func behind(round string) []string { return rounds[slices.Index(rounds, round)+1:] }
 
 // meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place of
 // a memfd. All ranks that go on take the same branches, because each branch depends only on data that all ranks share: the
@@ -44,10 +65,10 @@ func (g *Group) meet(c Config) error {
 	switch {
 	case failed == nil:
 		return nil
-	case g.different || !slices.Contains(methods, shmem.File):
+	case g.final || !slices.Contains(methods, shmem.File):
 		return failed
 	case !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up
-		_ = bootstrap.Abandon(c.Store, g.keys+secondTry, g.rank, failed) // spares later ranks their timeout
+		g.abandonTry(c.Store, secondTry, rounds[:1], failed)
 		return failed
 	}
 	g.info("falling back to a file: %v", failed)
@@ -71,10 +92,11 @@ func (g *Group) attemptFile(c Config, try string, deadline time.Time, methods []
 
 // attempt makes one attempt with one kind of arena. arenaErr is the reason why this rank has no arena; attempt passes it to
 // the other ranks.
-func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shmem.Method, arena *processArena, arenaErr error) error {
+func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shmem.Method, arena *processArena, arenaErr error) (failed error) {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
-	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostID: bootstrap.HostID(env.HostID.Get(g.settings)), PID: os.Getpid(), Processors: processors(),
+	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostSetting: env.HostID.Get(g.settings), PID: os.Getpid(), Processors: processors(),
 		Setup: g.setup(methods), Engines: g.engineOffers(), Place: placeOf(g)}
+	me.draw(g)
 	if g.birth != nil {
 		me.Listener = &g.birth.here
 	}
@@ -113,34 +135,80 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		if json.Unmarshal(value, &m) != nil || m.Setup.Size == g.size || m.Setup.Protocol != protocolVersion {
 			return nil // introduce reports the other differences
 		}
-		g.different = true
+		g.final = true
 		a, b, of, other := g.rank, rank, me.Setup, m.Setup
 		if b < a {
 			a, b, of, other = b, a, other, of
 		}
 		return difference(a, b, of, other)
 	}
+	round := ""
+	defer func() {
+		if failed != nil {
+			g.abandonTry(c.Store, try, behind(round), failed)
+		}
+	}()
 	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)
 	if err != nil {
-		_ = bootstrap.Abandon(c.Store, g.keys+try+attached, g.rank, err) // spares later ranks their timeout
 		return err
 	}
 	attachErr := g.introduce(all)
 	if attachErr == nil {
 		attachErr = g.choose()
 	}
+	var links *linking
+	if g.apart() {
+		round = addressRound
+		if err := g.shareAddresses(c.Store, g.keys+try+round, left(), attachErr); err != nil {
+			g.final = true
+			return err
+		}
+		links = g.startLinking(deadline)
+		defer links.end()
+	}
 	if attachErr == nil {
 		g.watchPeers()
 		attachErr = g.attach(methods)
 	}
-	if attachErr == nil {
+	last := attachedRound
+	if g.apart() {
+		last = joinedRound
+	} else if attachErr == nil {
 		g.life.mustMove(ready)
 	}
-	err = bootstrap.Agree(c.Store, g.keys+try+attached, g.rank, g.size, left(), attachErr)
-	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
+	round = attachedRound
+	err = bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), attachErr)
+	if err == nil && g.apart() {
+		g.final, round = true, linkedRound
+		err = bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), g.link(c, links, g.keys+try+round))
+	}
+	if err == nil && g.apart() {
+		// Only now can every rank hear from this one that it gives up, as one that is ready has to say.
+		g.life.mustMove(ready)
+		g.forgetKey()
+		round = joinedRound
+		err = bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), nil)
+	}
+	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) && round == last {
 		g.life.move(meeting) // the failure of a rank stays in the store, so no rank joins
 	}
 	return err
+}
+
+// draw adds what links between hosts begin with. Only that of rank 0 counts.
+func (m *member) draw(g *Group) {
+	m.Network, _ = procwatch.NetworkNamespace() // 0 without /proc: then all are taken to be in one
+	m.HasSecret = env.SecretFile.Get(g.settings) != ""
+	if g.rank != 0 || g.size == 1 {
+		return
+	}
+	var number [8]byte
+	_, _ = rand.Read(number[:]) // it does not fail
+	m.Number = binary.LittleEndian.Uint64(number[:])
+	if !m.HasSecret {
+		m.Secret = make([]byte, len(handshake.Key{}))
+		_, _ = rand.Read(m.Secret)
+	}
 }
 
 // introduce reads the descriptions of all ranks.
@@ -158,26 +226,36 @@ func (g *Group) introduce(all [][]byte) error {
 			return fmt.Errorf("rank %d (pid %d) wrote an invalid description into the store: %w", rank, m.PID, cmp.Or(err, errors.New("its arena is another process's")))
 		}
 		if err := difference(0, rank, members[0].Setup, m.Setup); err != nil {
-			g.different = true
+			g.final = true
 			return err
 		}
 	}
 	g.members = members
+	g.spread()
+	if err := g.checkHosts(); err != nil {
+		g.final = true
+		return err
+	}
 	return nil
 }
 
-// attach maps the memory of all ranks.
+// attach maps the memory of the ranks on this host.
 func (g *Group) attach(methods []shmem.Method) error {
 	g.peers = make([]runner.Peer, g.size)
-	descriptors := make([]shmem.Descriptor, g.size)
-	for rank, m := range g.members {
-		descriptors[rank] = m.Arena
+	descriptors := make([]*shmem.Descriptor, g.size)
+	for rank := range g.members {
+		if !g.far(rank) {
+			descriptors[rank] = &g.members[rank].Arena
+		}
 	}
 	maps, err := attachAll(context.Background(), descriptors, methods)
 	if err != nil {
 		return err
 	}
 	for rank, m := range maps {
+		if m == nil {
+			continue
+		}
 		g.peers[rank] = runner.Peer{Arena: m.Base(), Bytes: m.Size(), Shared: g.members[rank].Shared}
 		if n := g.members[rank].Flights; n > 0 && n <= observe.MaxFlights {
 			g.peers[rank].Flights, g.peers[rank].FlightStacks = n, g.members[rank].Stacks
@@ -207,6 +285,9 @@ func (g *Group) giveUp(err error) error {
 		g.unwatchPeers()
 		return err
 	}
+	if g.arbiter != nil { // it ends before the peers count this rank as one that has left
+		g.arbiter.leave(g)
+	}
 	m := g.members[g.rank]
 	runner.GiveUp(g.memory.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made: %v", g.name, g.who(g.rank), err)})
@@ -222,6 +303,7 @@ func (g *Group) giveUp(err error) error {
 // discard frees the memory of a group.
 // Requires: no rank has joined the group or will join it.
 func (g *Group) discard() {
+	g.discardLinks()
 	releaseAll(g.maps)
 	g.maps = nil
 	if g.memory != nil {

@@ -12,19 +12,49 @@ import (
 	"sagecomm/internal/topo"
 )
 
-// crowded reports whether the group has more ranks than there are processors that any of them may run on. All ranks share
-// memory and so run on one machine, even where host identities differ.
-func (g *Group) crowded() bool { return g.size > len(g.processors()) }
+// crowded reports whether a machine has more ranks of the group than processors that any of them may run on. It is the same on all ranks.
+func (g *Group) crowded() bool {
+	return slices.ContainsFunc(g.members, func(m member) bool { return g.crowdedOn(m.Arena.BootID) })
+}
 
-// processors returns the processors that any rank of the group may run on.
-func (g *Group) processors() map[int]bool {
+// crowdedHere reports whether this machine has.
+func (g *Group) crowdedHere() bool { return g.crowdedOn(g.members[g.rank].Arena.BootID) }
+
+// crowdedOn reports whether a machine has. A machine may be several hosts.
+func (g *Group) crowdedOn(boot string) bool {
+	ranks := 0
+	for _, m := range g.members {
+		if m.Arena.BootID == boot {
+			ranks++
+		}
+	}
+	return ranks > g.processorsOn(boot)
+}
+
+// processorsOn returns the number of processors of a machine on which any rank of the group may run.
+func (g *Group) processorsOn(boot string) int {
 	free := map[int]bool{}
 	for _, m := range g.members {
+		if m.Arena.BootID != boot {
+			continue
+		}
 		for _, cpu := range m.Processors {
 			free[cpu] = true
 		}
 	}
-	return free
+	return len(free)
+}
+
+// processors returns the number of processors of all machines on which any rank of the group may run.
+func (g *Group) processors() (n int) {
+	seen := map[string]bool{}
+	for _, m := range g.members {
+		if boot := m.Arena.BootID; !seen[boot] {
+			seen[boot] = true
+			n += g.processorsOn(boot)
+		}
+	}
+	return n
 }
 
 // switching is the hop of a crowded group, in octaves: 8 us, the time until the kernel has switched ranks. With it the
@@ -50,24 +80,10 @@ func processors() (list topo.CPUSet) {
 	return list
 }
 
-// shape returns the shape of the group. It lists the ranks of each host, hosts in the order of their first ranks, if
-// several hosts have equally many ranks; otherwise plans see one flat group.
+// shape returns the shape of the group.
 func (g *Group) shape() algo.Shape {
-	shape := algo.Shape{Size: g.size}
-	var list [][]int
-	number := map[string]int{}
-	for rank, m := range g.members {
-		at, known := number[m.HostID]
-		if !known {
-			at = len(list)
-			number[m.HostID] = at
-			list = append(list, nil)
-		}
-		list[at] = append(list[at], rank)
+	if g.apart() {
+		return algo.Shape{Size: g.size, Hosts: g.hosts, Apart: true}
 	}
-	shape.Spread = len(list)
-	if len(list) > 1 && !slices.ContainsFunc(list, func(ranks []int) bool { return len(ranks) != len(list[0]) }) {
-		shape.Hosts = list
-	}
-	return shape
+	return algo.Shape{Size: g.size}
 }

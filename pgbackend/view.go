@@ -47,6 +47,10 @@ func (v view) Members() []observe.Member {
 	list := make([]observe.Member, v.g.size)
 	for rank := range list {
 		m, mapped := v.g.members[rank], v.g.maps[rank]
+		if mapped == nil { // on another host
+			list[rank] = observe.Member{Host: m.Host, PID: m.PID}
+			continue
+		}
 		list[rank] = observe.Member{Host: m.Host, PID: m.PID, Process: m.id(), Arena: mapped.Bytes(shmem.Range{Len: mapped.Size()}),
 			Nonce: mapped.Nonce(), Front: v.g.peers[rank].Bell, Logs: m.FlightLog, Capacity: v.g.peers[rank].Flights, Stacks: m.Stacks}
 	}

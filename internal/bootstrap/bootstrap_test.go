@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"sagecomm/internal/procwatch"
 )
 
 const ample = 30 * time.Second
@@ -295,17 +294,6 @@ func TestFileStoreSaysWhenItsDirectoryHasGone(t *testing.T) {
 	}
 	if err := s.Set("k", nil); err == nil {
 		t.Error("stored in a directory that is not there")
-	}
-}
-
-func TestHostID(t *testing.T) {
-	if got := HostID("rack 7"); got != "rack 7" {
-		t.Error(got)
-	}
-	boot, err := procwatch.BootID()
-	require.NoError(t, err)
-	if got := HostID(""); got != HostName()+"-"+boot || HostName() == "" {
-		t.Error(got)
 	}
 }
 

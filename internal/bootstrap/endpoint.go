@@ -18,6 +18,7 @@ type Endpoint struct {
 	Addresses   []netip.Addr        // most preferred first
 	Find        func() []netip.Addr // returns the addresses when listening begins; nil: they are Addresses
 	First, Last uint16              // range of ports; 0: any free one
+	Of          string              // what is to listen, for errors
 }
 
 // Loopback are the addresses of a server whose ranks are all on its host.
@@ -47,7 +48,7 @@ func (e Endpoint) Open() (all []net.Listener, err error) {
 	if len(all) > 0 {
 		return all, nil
 	}
-	return nil, fmt.Errorf("sagecomm: cannot listen for the ranks of a unique id (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", cmp.Or(err, errors.New("no address")))
+	return nil, fmt.Errorf("sagecomm: cannot listen for %s (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", e.Of, cmp.Or(err, errors.New("no address")))
 }
 
 func listenAt(a netip.Addr, first, last uint16) (l net.Listener, err error) {

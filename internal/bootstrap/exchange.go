@@ -32,6 +32,16 @@ func Exchange(store Store, prefix string, rank, size int, timeout time.Duration,
 	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...), check)
 }
 
+// ExchangeOr is Exchange for a rank that may have failed: an error takes the place of its value, and every rank gets a [*FailedError], the
+// same on all. No rank may go on before it returns.
+func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, failed error) ([][]byte, error) {
+	record := append([]byte{markValue}, mine...)
+	if failed != nil {
+		record = failure(failed)
+	}
+	return gather(store, prefix, rank, size, timeout, record, func(int, []byte) error { return nil })
+}
+
 // Abandon takes the place of Exchange on a rank that has nothing to contribute because of cause, so that the others
 // hear the reason instead of waiting for their timeout. It does not wait.
 func Abandon(store Store, prefix string, rank int, cause error) error {
@@ -45,11 +55,7 @@ func Abandon(store Store, prefix string, rank int, cause error) error {
 // names every rank that failed and why, the same on all ranks. No rank may go on before it returns. A rank that does
 // not come makes it a [*TimeoutError].
 func Agree(store Store, prefix string, rank, size int, timeout time.Duration, err error) error {
-	verdict := []byte{markValue}
-	if err != nil {
-		verdict = failure(err)
-	}
-	_, err = gather(store, prefix, rank, size, timeout, verdict, func(int, []byte) error { return nil })
+	_, err = ExchangeOr(store, prefix, rank, size, timeout, nil, err)
 	return err
 }
 

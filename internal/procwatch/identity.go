@@ -43,10 +43,16 @@ func read(name string) ([]byte, error) {
 
 // PIDNamespace returns the inode number of this process's pid namespace. A pid means the same process to two processes
 // only if their namespaces are equal.
-func PIDNamespace() (uint64, error) {
+func PIDNamespace() (uint64, error) { return namespace("/proc/self/ns/pid") }
+
+// NetworkNamespace returns the inode number of this process's network namespace. Two processes of one boot reach each other's loopback
+// addresses only if their namespaces are equal.
+func NetworkNamespace() (uint64, error) { return namespace("/proc/self/ns/net") }
+
+func namespace(name string) (uint64, error) {
 	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
-		return 0, fmt.Errorf("stat /proc/self/ns/pid: %w", err)
+	if err := unix.Stat(name, &st); err != nil {
+		return 0, fmt.Errorf("stat %s: %w", name, err)
 	}
 	return st.Ino, nil
 }

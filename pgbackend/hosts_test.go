@@ -1,0 +1,217 @@
+package pgbackend
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/algo"
+	"sagecomm/internal/coll"
+)
+
+// In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
+
+// eachAProcess lets each rank have links of its own.
+func eachAProcess(t *testing.T) {
+	t.Helper()
+	real := networkName
+	networkName = func(g *Group) string { return fmt.Sprint(real(g), " ", g.rank) }
+	t.Cleanup(func() { networkName = real })
+}
+
+// onHosts returns options that put ranks on hosts, by rank: "0011" is two hosts with two ranks each.
+func onHosts(hosts string) func(rank int) options {
+	return func(rank int) options { return options{"hostid": "host " + hosts[rank:rank+1]} }
+}
+
+// newHostsWorld makes a group over several hosts.
+func newHostsWorld(t *testing.T, hosts string) *world {
+	t.Helper()
+	eachAProcess(t)
+	w, errs := tryWorld(t, len(hosts), opTimeout, onHosts(hosts))
+	for rank, err := range errs {
+		require.NoError(t, err, rank)
+	}
+	require.True(t, w.groups[0].shape().Apart)
+	return w
+}
+
+var manyHosts = []string{"01", "0011", "0123", "001", "0101", "011"}
+
+func TestCollectivesOverHosts(t *testing.T) {
+	for _, hosts := range manyHosts {
+		t.Run(hosts, func(t *testing.T) {
+			w := newHostsWorld(t, hosts)
+			for kind := range coll.KindCount {
+				if !kind.Collective() {
+					continue
+				}
+				for i, length := range []int{0, 1, 1000, 100_000} {
+					x := transfer{kind, i % len(hosts), i, equalLength(length)}
+					w.each(func(g *Group) error { return g.try(x, coll.Op{}) })
+				}
+			}
+		})
+	}
+}
+
+// Groups on the same links, made one after the other and destroyed in another order.
+func TestGroupsShareLinks(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	first := w.groups[0].links.network
+	again, errs := tryWorld(t, 2, opTimeout, onHosts("01"))
+	require.NoError(t, errs[0])
+	require.NoError(t, errs[1])
+	require.Same(t, first, again.groups[0].links.network)
+	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+	w.each(func(g *Group) error { return g.Destroy() })
+	again.each(func(g *Group) error { return asError(sum(g, 1000)) })
+}
+
+// A rank that leaves is known to have left, and memory is given back.
+func TestGoodbyeOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
+	require.NoError(t, w.groups[0].Destroy())
+	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group"))
+	require.NoError(t, w.groups[1].Destroy())
+	require.Eventually(t, func() bool {
+		Get().sweep()
+		return w.groups[0].life.now() == freed && w.groups[1].life.now() == freed
+	}, opTimeout, time.Millisecond)
+}
+
+// cutOff ends all links of a rank, as its death does. A process that makes groups again has others.
+func cutOff(w *world, rank int) {
+	n := w.groups[rank].links.network
+	n.worn.Store(true)
+	n.node.Close()
+}
+
+// All survivors have one cause, which names the rank that was lost, and a group that they make again works.
+func TestLostLinksOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "0012")
+	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+	causes := make(chan *coll.Failure, 3)
+	for rank := range 3 {
+		go func() { causes <- sum(w.groups[rank], 1000) }()
+	}
+	cutOff(w, 3)
+	for range 3 {
+		require.NoError(t, expect(<-causes, coll.PeerFailure, "rank 3", "Connection closed by peer"))
+	}
+	require.Eventually(t, func() bool {
+		for rank := range 3 {
+			if f := w.groups[rank].Cause(); f == nil || f.Message != w.groups[0].Cause().Message {
+				return false
+			}
+		}
+		return true
+	}, opTimeout, time.Millisecond)
+	w.destroy()
+	for range 2 {
+		again, errs := tryWorld(t, 4, opTimeout, onHosts("0012"))
+		for rank, err := range errs {
+			require.NoError(t, err, rank)
+		}
+		again.each(func(g *Group) error { return asError(sum(g, 1000)) })
+		again.each(func(g *Group) error { return g.Destroy() })
+	}
+}
+
+// An abort reaches all ranks, which have one cause.
+func TestAbortOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "0011")
+	causes := make(chan *coll.Failure, 3)
+	for rank := range 3 {
+		go func() { causes <- sum(w.groups[rank], 1000) }()
+	}
+	w.groups[3].Abort("enough")
+	for range 3 {
+		require.NoError(t, expect(<-causes, coll.Aborted, "rank 3", "enough"))
+	}
+}
+
+// What ranks disagree about is named with both calls, though records cross only when they are asked for.
+func TestMismatchOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	list := w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1000+g.rank) })
+	expectAll(t, list, coll.Mismatch, "collective #2", "1000 elements", "1001 elements")
+}
+
+// A timeout names the rank that did not come, and its last call.
+func TestTimeoutOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
+	require.NoError(t, expect(sum(w.groups[0], 1000), coll.Timeout, "rank 1", "last called all_reduce #1"))
+}
+
+// A group over hosts has no slots, in whatever way they are wanted.
+func TestSlotsAreRefusedOverHosts(t *testing.T) {
+	eachAProcess(t)
+	_, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+		return options{"hostid": fmt.Sprint("host ", rank), "tune": "all_reduce:one_shot"}
+	})
+	for _, err := range errs {
+		require.ErrorContains(t, err, "they are on 2 hosts")
+	}
+}
+
+// A secret file that only one rank has, or that differs, is an error on all.
+func TestSecretsOverHosts(t *testing.T) {
+	eachAProcess(t)
+	file := func(rank int) string { return writeSecret(t, strings.Repeat(fmt.Sprint(rank), 20)) }
+	_, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+		o := onHosts("01")(rank)
+		if rank == 1 {
+			o["secret_file"] = file(1)
+		}
+		return o
+	})
+	for _, err := range errs {
+		require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE is set on rank 1 and not on rank 0")
+	}
+	_, errs = tryWorld(t, 2, opTimeout, func(rank int) options {
+		o := onHosts("01")(rank)
+		o["secret_file"] = file(rank)
+		return o
+	})
+	for _, err := range errs {
+		require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE to files with the same secret")
+	}
+	same := file(1)
+	w, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+		o := onHosts("01")(rank)
+		o["secret_file"] = same
+		return o
+	})
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+}
+
+// The engine of devices copies through the host, and no other one can be set.
+func TestEnginesOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	c, found := w.groups[0].deviceEngine.Candidate(cudaEngine)
+	require.True(t, found)
+	require.Len(t, c.Lacking, 2)
+	require.Equal(t, stagedEngine, w.groups[0].deviceEngine.Engine)
+	require.Equal(t, algo.DeviceLink{Class: algo.Network}, w.groups[0].deviceLink(0, 1))
+}
+
+// writeSecret returns the path of a file with a secret of a job.
+func writeSecret(t *testing.T, secret string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, os.WriteFile(path, []byte(secret), 0o600))
+	return path
+}
