@@ -71,9 +71,12 @@ class RankError(AssertionError):
         failed = [outcome for outcome in outcomes if not outcome.ok]
         parts = [f"{len(failed)} of {len(outcomes)} ranks failed"]
         for outcome in failed:
-            what = outcome.trace if outcome.exitcode is None else f"process ended with exit code {outcome.exitcode}"
-            parts.append(f"---- rank {outcome.rank} ----\n{what}")
+            parts.append(f"---- rank {outcome.rank} ----\n{_what_failed(outcome)}")
         super().__init__("\n".join(parts))
+
+
+def _what_failed(outcome: Outcome) -> str:
+    return outcome.trace if outcome.exitcode is None else f"process ended with exit code {outcome.exitcode}"
 
 
 class Hang(AssertionError):
@@ -152,7 +155,7 @@ class World:
             ranks = {each.connection: rank for rank, each in enumerate(self._workers) if rank not in outcomes}
             ready = wait(list(ranks), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise Hang(self._hang_report(sorted(ranks.values()), hang_bound_s))
+                raise Hang(self._hang_report(sorted(ranks.values()), list(outcomes.values()), hang_bound_s))
             for connection in ready:
                 assert isinstance(connection, Connection)
                 outcomes[ranks[connection]] = self._answer(connection, ranks[connection])
@@ -178,13 +181,17 @@ class World:
         process.join()
         return Outcome(rank, exitcode=process.exitcode)
 
-    def _hang_report(self, silent: list[int], bound_s: float) -> str:
-        """Stacks of the ranks that have not answered. They are ended: nothing can be run on them any more."""
+    def _hang_report(self, silent: list[int], answers: list[Outcome], bound_s: float) -> str:
+        """Stacks of the ranks that have not answered, and errors of the others. The ranks are ended: nothing can be run
+        on them any more."""
         test = os.environ.get("PYTEST_CURRENT_TEST", "a test")
         parts = [f"{test}: ranks {silent} of {self.size} did not answer within {bound_s:g} s"]
         for rank in silent:
             each = self._workers[rank]
             parts.append(f"---- rank {rank}, pid {each.process.pid} ----\n{_stacks_of(each)}")
+        for outcome in answers:
+            if not outcome.ok:
+                parts.append(f"---- rank {outcome.rank} ----\n{_what_failed(outcome)}")
         for each in self._workers:
             each.kill()
         return "\n".join(parts)
