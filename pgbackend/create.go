@@ -107,6 +107,9 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	for _, rank := range g.life.dead() {
 		g.peerDied(rank)
 	}
+	if g.apart() {
+		go g.followFar()
+	}
 	g.introduceItself()
 	return g, nil
 }

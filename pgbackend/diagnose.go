@@ -182,19 +182,15 @@ func announced(a runner.Announced) string {
 func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	through := max(t.Sequence, min(g.last(g.rank), g.last(t.Peer)))
-	for seq := max(through, runner.Records) - runner.Records + 1; seq <= through; seq++ {
-		mine, ok := g.run.Announced(g.rank, seq)
-		theirs, known := g.run.Announced(t.Peer, seq)
-		if ok && known && mine.Hash != theirs.Hash {
-			f.Sequence, f.Op = seq, mine.Op.Name()
-			low, high, one, other := g.rank, t.Peer, mine, theirs
-			if high < low {
-				low, high, one, other = high, low, other, one
-			}
-			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s called %s, %s called %s; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
-				g.title(), seq, g.number(low), announced(one), g.number(high), announced(other), low, g.where(low), high, g.where(high))
-			return f
+	if mine, theirs, found := g.difference(t.Peer, through); found {
+		f.Sequence, f.Op = mine.Sequence, mine.Op.Name()
+		low, high, one, other := g.rank, t.Peer, mine, theirs
+		if high < low {
+			low, high, one, other = high, low, other, one
 		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s called %s, %s called %s; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
+			g.title(), mine.Sequence, g.number(low), announced(one), g.number(high), announced(other), low, g.where(low), high, g.where(high))
+		return f
 	}
 	mine, ok := g.run.Announced(g.rank, through)
 	if theirs, known := g.run.Announced(t.Peer, through); ok && known && mine.Hash == theirs.Hash {
@@ -205,6 +201,18 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
 		g.title(), g.rank, t.Peer, through, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
 	return f
+}
+
+// difference returns the first call up to a number in which this rank and a peer differ, of those that both remember.
+func (g diagnosis) difference(peer int, through uint64) (mine, theirs runner.Announced, found bool) {
+	for seq := max(through, runner.Records) - runner.Records + 1; seq <= through; seq++ {
+		mine, ok := g.run.Announced(g.rank, seq)
+		theirs, known := g.run.Announced(peer, seq)
+		if ok && known && mine.Hash != theirs.Hash {
+			return mine, theirs, true
+		}
+	}
+	return mine, theirs, false
 }
 
 // timeout returns the failure of a timeout. It names the ranks that have not arrived and the last call of each. Its message

@@ -12,6 +12,7 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
@@ -143,6 +144,59 @@ func TestMismatchOverHosts(t *testing.T) {
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
 	list := w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1000+g.rank) })
 	expectAll(t, list, coll.Mismatch, "collective #2", "1000 elements", "1001 elements")
+}
+
+// So is it where no data moves between the two: each waits for the other one.
+func TestMismatchWithoutDataOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		b := make([]byte, 400)
+		_, f := g.Issue(coll.Op{Kind: coll.Broadcast, Type: coll.Float32, Root: 1 - g.rank}, one(b), one(b))
+		return f
+	})
+	expectAll(t, list, coll.Mismatch, "collective #1", "root 0", "root 1")
+}
+
+// Calls that agree are compared at any moment without harm.
+func TestComparisonOfCallsOverHosts(t *testing.T) {
+	real := farTick
+	farTick = 100 * time.Microsecond
+	defer func() { farTick = real }()
+	eachAProcess(t)
+	for _, fusion := range []string{"off", "static"} {
+		w, errs := tryWorld(t, 3, opTimeout, func(rank int) options {
+			o := onHosts("011")(rank)
+			o["fusion"] = fusion
+			return o
+		})
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		for round := range 3 {
+			w.each(func(g *Group) error {
+				var works []runner.Work
+				for range 20 {
+					work, f := sumAsync(g, 1000)
+					if f != nil {
+						return f
+					}
+					works = append(works, work)
+				}
+				for _, work := range works {
+					if f := finish(work); f != nil {
+						return f
+					}
+				}
+				return nil
+			})
+			for kind := range coll.KindCount {
+				if kind.Collective() {
+					w.each(func(g *Group) error { return g.try(transfer{kind, round, round, equalLength(20_000)}, coll.Op{}) })
+				}
+			}
+		}
+		w.destroy() // behind it nothing reads farTick
+	}
 }
 
 // A timeout names the rank that did not come, and its last call.
