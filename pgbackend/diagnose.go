@@ -145,7 +145,11 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 // hasLeft words the failure for a rank that has left although this rank needs it in something.
 func (g diagnosis) hasLeft(rank int, needed string) string {
 	when := "before its first collective"
-	if last := g.last(rank); last > 0 {
+	last := g.last(rank)
+	if r := g.remote(rank); r != nil { // it answers nothing behind its goodbye
+		last = max(last, r.pair.LeftAfter())
+	}
+	if last > 0 {
 		when = fmt.Sprintf("after collective #%d", last)
 	}
 	return fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group %s, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
@@ -260,13 +264,8 @@ func (g diagnosis) unmatched(t runner.Incident) string {
 	case t.Op.Root == coll.AnySource:
 		return "no rank has completed a matching send; make both calls with the same tag" + onDevices
 	}
-	did := "it has called no collective yet"
-	last := g.last(t.Peer)
-	if call, ok := g.run.Announced(t.Peer, last); ok {
-		did = "it last called " + call.Op.Describe(last)
-	}
-	return fmt.Sprintf("%s has not completed the matching %v, and %s; make both calls with the same tag%s, or look at the log of that rank",
-		g.who(t.Peer), counterpart, did, onDevices)
+	return fmt.Sprintf("%s has not completed the matching %v, and it %s; make both calls with the same tag%s, or look at the log of that rank",
+		g.who(t.Peer), counterpart, g.lastCall(t.Peer), onDevices)
 }
 
 // absent returns the ranks that have not begun a collective. The first one is the culprit: it is the furthest behind, and
@@ -312,10 +311,7 @@ func (g diagnosis) lastCalls(ranks []int) string {
 			others = append(others, strconv.Itoa(rank))
 			continue
 		}
-		last, did := g.last(rank), "has called no collective yet"
-		if call, ok := g.run.Announced(rank, last); ok {
-			did = "last called " + call.Op.Describe(last)
-		}
+		did := g.lastCall(rank)
 		if call, ok := g.inOtherLane(rank); ok {
 			here, there := "on the CPU", "on a device"
 			if g.run.Lane() == runner.DeviceLane {

@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -38,6 +39,27 @@ func (g *Group) askFar() {
 	for until := time.Now().Add(stateLimit); len(waits) > 0 && time.Now().Before(until); time.Sleep(stateSlice) {
 		maps.DeleteFunc(waits, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
 	}
+	for _, r := range g.remotes {
+		if r != nil {
+			_, silent := waits[r]
+			r.silent.Store(silent)
+		}
+	}
+}
+
+// lastCall says what a rank has called last, as the end of a sentence about it.
+func (g diagnosis) lastCall(rank int) string {
+	did, last := "has called no collective yet", g.last(rank)
+	if call, ok := g.run.Announced(rank, last); ok {
+		did = "last called " + call.Op.Describe(last)
+	}
+	if r := g.remote(rank); r == nil || !r.silent.Load() {
+		return did
+	}
+	if last > 0 {
+		return "had " + strings.TrimPrefix(did, "has ") + " when it last answered, and does not answer now: it may be stopped, or its host busy"
+	}
+	return "does not answer, so it is not known what it has called: it may be stopped, or its host busy"
 }
 
 // followFar compares the calls of this rank with those of ranks on other hosts while operations do not go on, until the group has a cause. Where

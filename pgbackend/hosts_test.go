@@ -79,7 +79,7 @@ func TestGoodbyeOverHosts(t *testing.T) {
 	w := newHostsWorld(t, "01")
 	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
 	require.NoError(t, w.groups[0].Destroy())
-	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group"))
+	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group after collective #1"))
 	require.NoError(t, w.groups[1].Destroy())
 	require.Eventually(t, func() bool {
 		Get().sweep()

@@ -17,6 +17,7 @@ type remoteControl struct {
 	rounds *[topicCount]controlTopic // of this rank
 	area   controlArea
 	states atomic.Int64                               // states of the rank that have come
+	silent atomic.Bool                                // it has not answered the last question in time
 	naming sync.Mutex                                 // held while a round is written into area, and while a diagnosis reads one that it has not waited for
 	told   [topicCount]struct{ posted, taken uint64 } // of this rank's rounds, as the other one was told. Guarded by the lock of the topic.
 }
