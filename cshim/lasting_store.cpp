@@ -94,7 +94,7 @@ struct Claimer {
   StorePtr store; // the clone within the prefixes of the given store
 };
 
-constexpr std::chrono::hours kLongest{24 * 365}; // that is added to the clock without an overflow
+constexpr std::chrono::seconds kLongest{10}; // all ranks of a group wait for the slowest clone
 
 // Reads what a PrefixStore has no function for.
 struct Prefix : c10d::PrefixStore {

@@ -19,7 +19,7 @@ struct Errand;
 // group_create() call that it is given to; the clone outlives both.
 class LastingStore {
  public:
-  // prepare() returns within `timeout`, and ends early at the interruption, which outlives this. The group may be made without the store then.
+  // prepare() returns within `timeout` and within 10 s, and ends early at the interruption, which outlives this. The group may be made without the store then.
   LastingStore(c10::intrusive_ptr<c10d::Store> store, std::chrono::nanoseconds timeout, Interruption& interruption);
   LastingStore(const LastingStore&) = delete;
   LastingStore& operator=(const LastingStore&) = delete;

@@ -108,7 +108,8 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g.peerDied(rank)
 	}
 	if g.apart() {
-		go g.followFar()
+		g.warnOfLinks()
+		go g.followRemotes()
 	}
 	g.introduceItself()
 	return g, nil

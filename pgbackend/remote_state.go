@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,19 +20,31 @@ const (
 	stateSlice = time.Millisecond       // and how often it looks for them
 )
 
-// farTick is how long the operations of a rank do not go on before it asks. Tests change it.
-var farTick = 250 * time.Millisecond
+// A rank whose operations have not gone on for compareEvery asks, then ever more seldom, but at least each compareSeldom. Tests change the first.
+var compareEvery = 250 * time.Millisecond
 
-// askFar asks the ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those
-// of all that have not left lie in the shadows, or after stateLimit.
+const compareSeldom = 10 * time.Second
+
+// askRemotes asks all ranks of other hosts for their states.
 // Requires: the group is acquired.
-func (g *Group) askFar() {
-	waits := map[*remoteControl]int64{}
+func (g *Group) askRemotes() {
+	var all []int
 	for rank, r := range g.remotes {
-		if r == nil {
-			continue
+		if r != nil {
+			all = append(all, rank)
 		}
-		if _, left := g.run.LastCall(rank); !left {
+	}
+	g.ask(all...)
+}
+
+// ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those of all
+// that live and have not left lie in the shadows, or after stateLimit.
+// Requires: the group is acquired.
+func (g *Group) ask(ranks ...int) {
+	dead, waits := g.life.dead(), map[*remoteControl]int64{}
+	for _, rank := range ranks {
+		if _, left := g.run.LastCall(rank); !left && !slices.Contains(dead, rank) {
+			r := g.remotes[rank]
 			waits[r] = r.states.Load()
 			g.links.network.set.Ask(r.pair)
 		}
@@ -39,15 +52,14 @@ func (g *Group) askFar() {
 	for until := time.Now().Add(stateLimit); len(waits) > 0 && time.Now().Before(until); time.Sleep(stateSlice) {
 		maps.DeleteFunc(waits, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
 	}
-	for _, r := range g.remotes {
-		if r != nil {
-			_, silent := waits[r]
-			r.silent.Store(silent)
-		}
+	for _, rank := range ranks {
+		r := g.remotes[rank]
+		_, silent := waits[r]
+		r.silent.Store(silent)
 	}
 }
 
-// lastCall says what a rank has called last, as the end of a sentence about it.
+// lastCall returns what a rank has called last, as the end of a sentence about it.
 func (g diagnosis) lastCall(rank int) string {
 	did, last := "has called no collective yet", g.last(rank)
 	if call, ok := g.run.Announced(rank, last); ok {
@@ -62,23 +74,25 @@ func (g diagnosis) lastCall(rank int) string {
 	return "does not answer, so it is not known what it has called: it may be stopped, or its host busy"
 }
 
-// followFar compares the calls of this rank with those of ranks on other hosts while operations do not go on, until the group has a cause. Where
-// no data moves between two ranks that have made different calls, neither of them finds out by itself. It is a goroutine of the group.
-func (g *Group) followFar() {
+// followRemotes compares the calls of this rank with those of a rank on another host for which it waits, while operations do not go on, until
+// the group has a cause. Where no data moves between two ranks that have made different calls, neither of them finds out by itself. The
+// comparisons become rarer, because a rank may wait for long. It is a goroutine of the group.
+func (g *Group) followRemotes() {
 	defer recoverFrom("the comparison of calls between hosts")
-	tick := time.NewTicker(farTick)
-	defer tick.Stop()
-	for before := ""; ; {
+	before, every := "", compareEvery
+	for {
 		select {
 		case <-g.announced:
 			return
-		case <-tick.C:
+		case <-time.After(every):
 		}
 		now := g.unfinishedNow()
-		if now != "" && now == before {
-			g.guard(g.compareFar)
+		if now == "" || now != before {
+			before, every = now, compareEvery
+			continue
 		}
-		before = now
+		g.guard(g.compareRemotes)
+		every = min(2*every, compareSeldom)
 	}
 }
 
@@ -96,23 +110,22 @@ func (g *Group) unfinishedNow() (text string) {
 	return text
 }
 
-// compareFar declares a mismatch if the calls of a rank on another host differ from this one's.
-func (g *Group) compareFar() {
+// compareRemotes declares a mismatch if the calls of a rank on another host, for which this rank waits, differ from this one's.
+func (g *Group) compareRemotes() {
 	if !g.life.acquire() {
 		return
 	}
 	defer g.life.release()
-	g.askFar()
 	for _, l := range g.lanes() {
 		d := diagnosis{g, l.run}
-		for rank, r := range g.remotes {
-			if r == nil {
-				continue
-			}
-			if f := d.differsFrom(rank); f != nil && g.cause.Load() == nil {
-				g.declareFailure(f)
-				return
-			}
+		awaited := d.awaitedBy(g.rank, time.Now().Add(stateLimit))
+		if awaited < 0 || !g.isRemote(awaited) {
+			continue
+		}
+		g.ask(awaited)
+		if f := d.differsFrom(awaited); f != nil && g.cause.Load() == nil {
+			g.declareFailure(f)
+			return
 		}
 	}
 }
