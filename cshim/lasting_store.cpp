@@ -94,7 +94,7 @@ struct Claimer {
   StorePtr store; // the clone within the prefixes of the given store
 };
 
-constexpr std::chrono::hours kLongest{24 * 365}; // that is added to the clock without an overflow
+constexpr std::chrono::seconds kLongest{10}; // all ranks of a group wait for the slowest clone
 
 // Reads what a PrefixStore has no function for.
 struct Prefix : c10d::PrefixStore {
@@ -114,10 +114,10 @@ StorePtr prefixed(const StorePtr& as, const StorePtr& clone) {
 
 } // namespace
 
-LastingStore::LastingStore(StorePtr store, std::chrono::nanoseconds timeout, const std::atomic<bool>* interrupted)
+LastingStore::LastingStore(StorePtr store, std::chrono::nanoseconds timeout, Interruption& interruption)
     : store_(std::move(store)),
       deadline_(Clock::now() + std::min<std::chrono::nanoseconds>(timeout, kLongest)),
-      interrupted_(interrupted),
+      interruption_(interruption),
       view_{this, &LastingStore::prepare, &LastingStore::claim, &LastingStore::release} {
 }
 
@@ -191,7 +191,7 @@ std::shared_ptr<Errand> LastingStore::sharedCloneOf(const StorePtr& store, const
           all.clones.erase(server);
         }
       }
-      if (mine || raised_ || Clock::now() >= deadline_ || (interrupted_ != nullptr && interrupted_->load())) {
+      if (mine || Clock::now() >= deadline_ || interruption_.reason() != nullptr) {
         throw;
       }
     }
@@ -215,11 +215,10 @@ void LastingStore::await(Errand& errand) {
     try {
       checkSignals();
     } catch (...) {
-      raised_ = std::current_exception();
-      throw std::runtime_error("interrupted by a signal");
+      interruption_.raised = std::current_exception();
     }
-    if (interrupted_ != nullptr && interrupted_->load()) {
-      throw std::runtime_error("abort() or shutdown() was called");
+    if (const char* const reason = interruption_.reason()) {
+      throw std::runtime_error(reason);
     }
     if (Clock::now() >= deadline_) {
       throw std::runtime_error("the server of the store did not answer in time");

@@ -1,15 +1,14 @@
 // lasting_store.hpp shows torch's key-value store to the core for as long as a group lives.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <exception>
 #include <memory>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "sagecomm.h"
+#include "store.hpp"
 
 namespace sagecomm {
 
@@ -20,21 +19,13 @@ struct Errand;
 // group_create() call that it is given to; the clone outlives both.
 class LastingStore {
  public:
-  // prepare() returns within `timeout`, and ends early when a signal handler raises and once `interrupted` is true, unless that is null.
-  LastingStore(
-      c10::intrusive_ptr<c10d::Store> store,
-      std::chrono::nanoseconds timeout,
-      const std::atomic<bool>* interrupted = nullptr);
+  // prepare() returns within `timeout` and within 10 s, and ends early at the interruption, which outlives this. The group may be made without the store then.
+  LastingStore(c10::intrusive_ptr<c10d::Store> store, std::chrono::nanoseconds timeout, Interruption& interruption);
   LastingStore(const LastingStore&) = delete;
   LastingStore& operator=(const LastingStore&) = delete;
 
   const sagecomm_lasting_store* view() const {
     return &view_;
-  }
-
-  // Returns the exception that a signal handler raised during prepare(), null if none did. The group may have been made without the store then.
-  std::exception_ptr raised() const {
-    return raised_;
   }
 
  private:
@@ -60,9 +51,8 @@ class LastingStore {
 
   StorePtr store_;
   const std::chrono::steady_clock::time_point deadline_;
-  const std::atomic<bool>* const interrupted_; // null: nothing interrupts it
+  Interruption& interruption_;
   sagecomm_lasting_store view_;
-  std::exception_ptr raised_; // written by the main thread only
 };
 
 } // namespace sagecomm

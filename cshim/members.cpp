@@ -27,8 +27,9 @@ sagecomm_group ProcessGroupSagecomm::join(
   for (const auto& [name, value] : options.settings) {
     settings.push_back({name.c_str(), value.c_str()});
   }
-  StoreView store(seat.store, interrupted);
-  LastingStore lasting(seat.store, std::chrono::nanoseconds(toNs(options.timeout)), interrupted);
+  Interruption interruption{interrupted, nullptr};
+  StoreView store(seat.store, interruption);
+  LastingStore lasting(seat.store, std::chrono::nanoseconds(toNs(options.timeout)), interruption);
   sagecomm_group_config config{};
   config.struct_size = sizeof config;
   config.rank = seat.rank;
@@ -48,17 +49,17 @@ sagecomm_group ProcessGroupSagecomm::join(
   sagecomm_error error;
   WithoutGil unlocked;
   if (core().group_create(&config, &group, &error) < 0) {
-    if (store.raised()) {
-      std::rethrow_exception(store.raised());
+    if (interruption.raised) {
+      std::rethrow_exception(interruption.raised);
     }
     if (interrupted != nullptr && interrupted->load()) {
       return 0;
     }
     raise(error);
   }
-  if (lasting.raised()) {
+  if (interruption.raised) { // the group was made without the store that lasts
     core().group_destroy(group, nullptr);
-    std::rethrow_exception(lasting.raised());
+    std::rethrow_exception(interruption.raised);
   }
   return group;
 }

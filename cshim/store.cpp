@@ -13,9 +13,9 @@ namespace sagecomm {
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
 
-StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* interrupted)
+StoreView::StoreView(c10::intrusive_ptr<c10d::Store> store, Interruption& interruption)
     : store_(std::move(store)),
-      interrupted_(interrupted),
+      interruption_(interruption),
       view_{this, &StoreView::set, &StoreView::get, &StoreView::getMany} {
 }
 
@@ -80,7 +80,7 @@ int32_t StoreView::getMany(
 // handlers.
 void StoreView::keepRaised() noexcept {
   if (endsProgram(std::current_exception())) {
-    raised_ = std::current_exception();
+    interruption_.raised = std::current_exception();
   }
 }
 
@@ -96,12 +96,10 @@ int32_t StoreView::waitFor(const std::vector<std::string>& keys, int64_t timeout
     try {
       checkSignals();
     } catch (...) {
-      raised_ = std::current_exception();
-      explain(why, whyN, "interrupted by a signal");
-      return -1;
+      interruption_.raised = std::current_exception();
     }
-    if (interrupted_ != nullptr && interrupted_->load()) {
-      explain(why, whyN, "abort() or shutdown() was called");
+    if (const char* const reason = interruption_.reason()) {
+      explain(why, whyN, reason);
       return -1;
     }
     const auto left = nanoseconds(timeoutNs) - (Clock::now() - begin);

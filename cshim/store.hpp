@@ -12,23 +12,32 @@
 
 namespace sagecomm {
 
+// Interruption is what ends the waits of a group_create() call in the store. All views of the store share it.
+struct Interruption {
+  const std::atomic<bool>* flag = nullptr; // ends them once it is true; null: nothing does
+  std::exception_ptr raised; // by a signal handler during a wait; written by the main thread only
+
+  // Returns why the call is to end, null if it is not.
+  const char* reason() const {
+    if (raised) {
+      return "interrupted by a signal";
+    }
+    return flag != nullptr && flag->load() ? "abort() or shutdown() was called" : nullptr;
+  }
+};
+
 // StoreView lends a c10d::Store to the core. The core calls it without the GIL, on any of its threads; a store that is
 // written in Python takes the GIL by itself. It must outlive the group_create() call that it is given to.
 class StoreView {
  public:
-  // `interrupted`, unless it is null, ends waits for keys once it is true. Writing goes on.
-  explicit StoreView(c10::intrusive_ptr<c10d::Store> store, const std::atomic<bool>* interrupted = nullptr);
+  // The interruption ends waits for keys, and outlives the view. Writing goes on. Callers raise what a signal handler raised instead of the
+  // core's report that the store failed.
+  StoreView(c10::intrusive_ptr<c10d::Store> store, Interruption& interruption);
   StoreView(const StoreView&) = delete;
   StoreView& operator=(const StoreView&) = delete;
 
   const sagecomm_store* view() const {
     return &view_;
-  }
-
-  // Returns the exception that a signal handler raised while the core waited for a key, null if none did. Callers raise it
-  // instead of the core's report that the store failed.
-  std::exception_ptr raised() const {
-    return raised_;
   }
 
  private:
@@ -52,9 +61,8 @@ class StoreView {
   int32_t waitFor(const std::vector<std::string>& keys, int64_t timeoutNs, char* why, size_t whyN);
 
   c10::intrusive_ptr<c10d::Store> store_;
-  const std::atomic<bool>* const interrupted_; // null: nothing interrupts it
+  Interruption& interruption_;
   sagecomm_store view_;
-  std::exception_ptr raised_; // written by the main thread only
 };
 
 } // namespace sagecomm

@@ -57,6 +57,8 @@ type servedGroup interface {
 	takeVerdict(first *coll.Failure)
 	// Panicked is called if there will be no verdict, after a panic of the arbiter.
 	Panicked(r any) *coll.Failure
+	// haveLeft reports whether ranks have all said goodbye, as far as the group has its memory to look. Else it is not known.
+	haveLeft(ranks []int) (left, known bool)
 }
 
 // arbiterConfig describes a group over several hosts to its arbiter.
@@ -183,16 +185,10 @@ func (a *arbiter) knowsLeft(ranks []int) bool {
 	a.mu.Lock()
 	groups := slices.Clone(a.groups)
 	a.mu.Unlock()
-	for _, served := range groups {
-		g, is := served.(*Group)
-		if !is || !g.life.acquire() {
-			continue
+	for _, g := range groups {
+		if left, known := g.haveLeft(ranks); known {
+			return left
 		}
-		defer g.life.release()
-		return !slices.ContainsFunc(ranks, func(rank int) bool {
-			_, left := g.run.LastCall(rank)
-			return !left
-		})
 	}
 	return false
 }

@@ -30,6 +30,8 @@ type notedGroup struct {
 	at    time.Time
 }
 
+func (*notedGroup) haveLeft([]int) (left, known bool) { return false, false }
+
 func (g *notedGroup) takeVerdict(first *coll.Failure) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -162,8 +162,9 @@ func TestPanicOfAnArbiterEndsItsLinks(t *testing.T) {
 
 type panickingGroup struct{}
 
-func (panickingGroup) takeVerdict(*coll.Failure)    { panic("for the test, again") }
-func (panickingGroup) Panicked(r any) *coll.Failure { panic(r) }
+func (panickingGroup) haveLeft([]int) (left, known bool) { return false, false }
+func (panickingGroup) takeVerdict(*coll.Failure)         { panic("for the test, again") }
+func (panickingGroup) Panicked(r any) *coll.Failure      { panic(r) }
 
 // Nobody waits for a verdict in a group that has a cause by now.
 func TestDeclarerGoesOnWithACauseOfItsOwn(t *testing.T) {

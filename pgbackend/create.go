@@ -107,6 +107,10 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	for _, rank := range g.life.dead() {
 		g.peerDied(rank)
 	}
+	if g.apart() {
+		g.warnOfLinks()
+		go g.followRemotes()
+	}
 	g.introduceItself()
 	return g, nil
 }

@@ -113,7 +113,7 @@ func (g *Group) chooseEngine() error {
 	offers := make([]algo.Offers, g.size)
 	for rank, m := range g.members {
 		offers[rank] = m.Engines
-		if g.apart() {
+		if g.apart() { // the others map memory of all ranks, or watch processes of this host
 			offers[rank] = algo.Offers{}
 			for name, lacks := range m.Engines {
 				if lacks == "" && name != stagedEngine {

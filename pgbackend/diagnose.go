@@ -145,7 +145,11 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 // hasLeft words the failure for a rank that has left although this rank needs it in something.
 func (g diagnosis) hasLeft(rank int, needed string) string {
 	when := "before its first collective"
-	if last := g.last(rank); last > 0 {
+	last := g.last(rank)
+	if r := g.remote(rank); r != nil { // it answers nothing behind its goodbye
+		last = max(last, r.pair.LeftAfter())
+	}
+	if last > 0 {
 		when = fmt.Sprintf("after collective #%d", last)
 	}
 	return fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group %s, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
@@ -182,19 +186,15 @@ func announced(a runner.Announced) string {
 func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	through := max(t.Sequence, min(g.last(g.rank), g.last(t.Peer)))
-	for seq := max(through, runner.Records) - runner.Records + 1; seq <= through; seq++ {
-		mine, ok := g.run.Announced(g.rank, seq)
-		theirs, known := g.run.Announced(t.Peer, seq)
-		if ok && known && mine.Hash != theirs.Hash {
-			f.Sequence, f.Op = seq, mine.Op.Name()
-			low, high, one, other := g.rank, t.Peer, mine, theirs
-			if high < low {
-				low, high, one, other = high, low, other, one
-			}
-			f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s called %s, %s called %s; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
-				g.title(), seq, g.number(low), announced(one), g.number(high), announced(other), low, g.where(low), high, g.where(high))
-			return f
+	if mine, theirs, found := g.difference(t.Peer, through); found {
+		f.Sequence, f.Op = mine.Sequence, mine.Op.Name()
+		low, high, one, other := g.rank, t.Peer, mine, theirs
+		if high < low {
+			low, high, one, other = high, low, other, one
 		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: ranks disagree in collective #%d: %s called %s, %s called %s; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
+			g.title(), mine.Sequence, g.number(low), announced(one), g.number(high), announced(other), low, g.where(low), high, g.where(high))
+		return f
 	}
 	mine, ok := g.run.Announced(g.rank, through)
 	if theirs, known := g.run.Announced(t.Peer, through); ok && known && mine.Hash == theirs.Hash {
@@ -205,6 +205,18 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
 		g.title(), g.rank, t.Peer, through, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
 	return f
+}
+
+// difference returns the first call up to a number in which this rank and a peer differ, of those that both remember.
+func (g diagnosis) difference(peer int, through uint64) (mine, theirs runner.Announced, found bool) {
+	for seq := max(through, runner.Records) - runner.Records + 1; seq <= through; seq++ {
+		mine, ok := g.run.Announced(g.rank, seq)
+		theirs, known := g.run.Announced(peer, seq)
+		if ok && known && mine.Hash != theirs.Hash {
+			return mine, theirs, true
+		}
+	}
+	return mine, theirs, false
 }
 
 // timeout returns the failure of a timeout. It names the ranks that have not arrived and the last call of each. Its message
@@ -252,13 +264,8 @@ func (g diagnosis) unmatched(t runner.Incident) string {
 	case t.Op.Root == coll.AnySource:
 		return "no rank has completed a matching send; make both calls with the same tag" + onDevices
 	}
-	did := "it has called no collective yet"
-	last := g.last(t.Peer)
-	if call, ok := g.run.Announced(t.Peer, last); ok {
-		did = "it last called " + call.Op.Describe(last)
-	}
-	return fmt.Sprintf("%s has not completed the matching %v, and %s; make both calls with the same tag%s, or look at the log of that rank",
-		g.who(t.Peer), counterpart, did, onDevices)
+	return fmt.Sprintf("%s has not completed the matching %v, and it %s; make both calls with the same tag%s, or look at the log of that rank",
+		g.who(t.Peer), counterpart, g.lastCall(t.Peer), onDevices)
 }
 
 // absent returns the ranks that have not begun a collective. The first one is the culprit: it is the furthest behind, and
@@ -304,10 +311,7 @@ func (g diagnosis) lastCalls(ranks []int) string {
 			others = append(others, strconv.Itoa(rank))
 			continue
 		}
-		last, did := g.last(rank), "has called no collective yet"
-		if call, ok := g.run.Announced(rank, last); ok {
-			did = "last called " + call.Op.Describe(last)
-		}
+		did := g.lastCall(rank)
 		if call, ok := g.inOtherLane(rank); ok {
 			here, there := "on the CPU", "on a device"
 			if g.run.Lane() == runner.DeviceLane {

@@ -12,6 +12,9 @@ import (
 	"sagecomm/internal/runner"
 )
 
+// closedByPeer is in the text of each failure by the end of a rank: users' programs look for it because torch's backends use it.
+const closedByPeer = "Connection closed by peer"
+
 // incidentSlice is how long a thread of a caller waits for the verdict before it comes back to its caller, which looks for signals.
 const incidentSlice = 50 * time.Millisecond
 
@@ -110,7 +113,7 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		return
 	}
 	g.incidents.declare(g, func() *coll.Failure {
-		g.askFar()
+		g.askRemotes()
 		return diagnosis{g, lane}.diagnose(t)
 	})
 }
@@ -164,13 +167,9 @@ func (g *Group) declareFailure(f *coll.Failure) {
 
 // peerDied declares the failure of the group because the process of a rank has ended, unless the rank had left before. The
 // watch over that process calls it.
-func (g *Group) peerDied(rank int) { g.peerLost(rank, nil) }
-
-// linkLost declares the failure of the group because the link to a rank of another host is lost, unless the rank had left before.
-func (g *Group) linkLost(rank int, why error) { g.peerLost(rank, why) }
-
-// peerLost is peerDied, or linkLost if there is a reason.
-func (g *Group) peerLost(rank int, why error) {
+//
+// A rank of another host counts as dead when the link to it is lost. Who knows of that has noted why.
+func (g *Group) peerDied(rank int) {
 	if !g.life.lost(rank) || !g.life.acquire() {
 		return
 	}
@@ -183,14 +182,15 @@ func (g *Group) peerLost(rank int, why error) {
 	}
 	if f := g.run.FirstCause(); f != nil {
 		g.adopt(f)
-		if !g.far(rank) {
+		if !g.isRemote(rank) {
 			g.process.observers.DumpLate(view{g}, rank)
 		}
 		return
 	}
-	m := g.members[rank]
-	f := &coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name, Sequence: g.run.Sequence()}
+	f := g.failedRank(coll.PeerFailure, rank)
+	f.Sequence = g.run.Sequence()
 	doing := "before its first collective"
+	why := g.whyLost(rank)
 	if why != nil { // what the rank has called is known if it was asked for
 		doing = ""
 	}
@@ -209,12 +209,12 @@ func (g *Group) peerLost(rank int, why error) {
 			}
 		}
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died %s; look at its log for the reason, then restart the job", g.title(), g.who(rank), doing)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died %s; look at its log for the reason, then restart the job", g.title(), closedByPeer, g.who(rank), doing)
 	if why != nil {
 		if doing != "" {
 			doing = " " + doing
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s is lost%s: %v", g.title(), g.who(rank), doing, why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s is lost%s: %v; look at its log, then restart the job", g.title(), closedByPeer, g.who(rank), doing, why)
 	}
 	g.declareFailure(f)
 }
@@ -292,6 +292,8 @@ func CreateFailure(name string, err error) *coll.Failure {
 	switch {
 	case errors.As(err, &absent):
 		status = coll.Timeout
+	case errors.As(err, &ranks) && strings.Contains(err.Error(), closedByPeer):
+		status = coll.PeerFailure // a rank that has seen the death of another one has told so
 	case errors.As(err, &ranks):
 		status = coll.System
 	case errors.Is(err, bootstrap.ErrGone):

@@ -25,17 +25,17 @@ type Group struct {
 	size             int
 	global           []int // global rank of each rank; nil: equal to the group rank
 	settings         *env.Settings
-	options          map[string]string     // of Config
-	birth            *birth                // nil: the group met over a store of the caller
-	shrinking        sync.Mutex            // guards shrinks
-	shrinks          map[string]int        // number of groups that were made by Shrink with a list, by the list's text
-	flights          int                   // capacity of the flight recorder, in operations
-	timeline         bool                  // the group keeps events for the timeline
-	members          []member              // by rank
-	hosts            [][]int               // the ranks of each host, hosts in the order of their first ranks
-	hostOf           []int                 // by rank: index in hosts
-	links            *groupLinks           // nil: all ranks are on this host
-	unlinked         atomic.Pointer[error] // why a link of the group could not be made
+	options          map[string]string            // of Config
+	birth            *birth                       // nil: the group met over a store of the caller
+	shrinking        sync.Mutex                   // guards shrinks
+	shrinks          map[string]int               // number of groups that were made by Shrink with a list, by the list's text
+	flights          int                          // capacity of the flight recorder, in operations
+	timeline         bool                         // the group keeps events for the timeline
+	members          []member                     // by rank
+	hosts            [][]int                      // the ranks of each host, hosts in the order of their first ranks
+	hostOf           []int                        // by rank: index in hosts
+	links            *groupLinks                  // nil: all ranks are on this host
+	unlinked         atomic.Pointer[coll.Failure] // why a link of the group could not be made
 	peers            []runner.Peer
 	lane                                  // of operations on host memory
 	device           atomic.Pointer[lane] // of operations on devices; nil before the first one

@@ -12,6 +12,7 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
@@ -78,7 +79,7 @@ func TestGoodbyeOverHosts(t *testing.T) {
 	w := newHostsWorld(t, "01")
 	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
 	require.NoError(t, w.groups[0].Destroy())
-	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group"))
+	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group after collective #1"))
 	require.NoError(t, w.groups[1].Destroy())
 	require.Eventually(t, func() bool {
 		Get().sweep()
@@ -114,6 +115,9 @@ func TestLostLinksOverHosts(t *testing.T) {
 		return true
 	}, opTimeout, time.Millisecond)
 	w.destroy()
+	for rank := range 3 { // behind the loss nobody looks for memory to free but what has noticed the loss
+		require.Eventually(t, func() bool { return w.groups[rank].life.now() == freed }, opTimeout, time.Millisecond)
+	}
 	for range 2 {
 		again, errs := tryWorld(t, 4, opTimeout, onHosts("0012"))
 		for rank, err := range errs {
@@ -143,6 +147,59 @@ func TestMismatchOverHosts(t *testing.T) {
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
 	list := w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1000+g.rank) })
 	expectAll(t, list, coll.Mismatch, "collective #2", "1000 elements", "1001 elements")
+}
+
+// So is it where no data moves between the two: each waits for the other one.
+func TestMismatchWithoutDataOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	list := w.eachFailure(func(g *Group) *coll.Failure {
+		b := make([]byte, 400)
+		_, f := g.Issue(coll.Op{Kind: coll.Broadcast, Type: coll.Float32, Root: 1 - g.rank}, one(b), one(b))
+		return f
+	})
+	expectAll(t, list, coll.Mismatch, "collective #1", "root 0", "root 1")
+}
+
+// Calls that agree are compared at any moment without harm.
+func TestComparisonOfCallsOverHosts(t *testing.T) {
+	real := compareEvery
+	compareEvery = 100 * time.Microsecond
+	defer func() { compareEvery = real }()
+	eachAProcess(t)
+	for _, fusion := range []string{"off", "static"} {
+		w, errs := tryWorld(t, 3, opTimeout, func(rank int) options {
+			o := onHosts("011")(rank)
+			o["fusion"] = fusion
+			return o
+		})
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		for round := range 3 {
+			w.each(func(g *Group) error {
+				var works []runner.Work
+				for range 20 {
+					work, f := sumAsync(g, 1000)
+					if f != nil {
+						return f
+					}
+					works = append(works, work)
+				}
+				for _, work := range works {
+					if f := finish(work); f != nil {
+						return f
+					}
+				}
+				return nil
+			})
+			for kind := range coll.KindCount {
+				if kind.Collective() {
+					w.each(func(g *Group) error { return g.try(transfer{kind, round, round, equalLength(20_000)}, coll.Op{}) })
+				}
+			}
+		}
+		w.destroy() // behind it nothing reads compareEvery
+	}
 }
 
 // A timeout names the rank that did not come, and its last call.

@@ -6,12 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
@@ -26,7 +31,8 @@ import (
 
 // Times of linking.
 const (
-	linkLimit     = 20 * time.Second       // until all links of a group are there
+	addressLimit  = 30 * time.Second       // until all ranks, which have described themselves, have told where they listen
+	linkLimit     = time.Minute            // until all links of a group are there
 	firstDial     = 300 * time.Millisecond // how long the process with the higher identity waits for the other one to dial
 	otherWay      = 2 * time.Second        // how long a process that cannot dial waits for the other one, which perhaps can
 	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links may take before it looks for signals,
@@ -36,16 +42,18 @@ const (
 // groupLinks is what a rank of a group over several hosts has for its peers on other hosts.
 type groupLinks struct {
 	network   *network
-	number    uint64          // of the group in frames
-	space     handshake.Space // names the key of the group's links
-	keyed     bool            // the node has that key from this group
-	processes []farProcess    // in the order of their lowest ranks, this one included
-	self      int             // this process
-	pairs     []*shadow.Pair  // by rank; nil for ranks of this host
+	number    uint64                  // of the group in frames
+	space     handshake.Space         // names the key of the group's links
+	keyed     bool                    // the node has that key from this group
+	processes []linkedProcess         // in the order of their lowest ranks, this one included
+	self      int                     // this process
+	pairs     []*shadow.Pair          // by rank; nil for ranks of this host
+	making    bool                    // the network waits for this group to be made
+	lost      []atomic.Pointer[error] // by rank: why the link to it is lost
 }
 
-// farProcess is a process of the group.
-type farProcess struct {
+// linkedProcess is a process of the group.
+type linkedProcess struct {
 	at    networkDescription
 	ranks []int // rising
 }
@@ -62,9 +70,9 @@ func (m *member) hostKey() string { return m.HostSetting + "@" + m.Arena.BootID 
 // networkName names the network of a rank among those of its process. Tests, in which the ranks are in one process, replace it.
 var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
 
-// spread finds out which ranks share a host.
+// findHosts finds out which ranks share a host.
 // Requires: g.members are known.
-func (g *Group) spread() {
+func (g *Group) findHosts() {
 	g.hosts, g.hostOf = nil, make([]int, g.size)
 	number := map[string]int{}
 	for rank := range g.members {
@@ -83,17 +91,16 @@ func (g *Group) spread() {
 // apart reports whether the ranks are on several hosts.
 func (g *Group) apart() bool { return len(g.hosts) > 1 }
 
-// far reports whether a rank is on another host than this one.
-func (g *Group) far(rank int) bool { return g.apart() && g.hostOf[rank] != g.hostOf[g.rank] }
+// isRemote reports whether a rank is on another host than this one.
+func (g *Group) isRemote(rank int) bool { return g.apart() && g.hostOf[rank] != g.hostOf[g.rank] }
 
 // checkHosts refuses what a group over several hosts cannot do. All ranks return the same.
 func (g *Group) checkHosts() error {
 	if !g.apart() {
 		return nil
 	}
-	other := g.hosts[1][0]
 	if g.birth != nil {
-		return fmt.Errorf("a group that meets at a unique id has all ranks on one host, and %s and %s are on two; make it with a store, as init_process_group does", g.who(0), g.who(other))
+		return fmt.Errorf("a group that meets at a unique id has all ranks on one host, and %s and %s are on two; make it with a store, as init_process_group does, or unset SAGECOMM_HOSTID where both are on one machine", g.who(0), g.who(g.hosts[1][0]))
 	}
 	for rank, m := range g.members {
 		if m.HasSecret != g.members[0].HasSecret {
@@ -121,7 +128,7 @@ func (g *Group) machines() bool {
 func (g *Group) openLinks() ([]byte, error) {
 	first := &g.members[0]
 	key := networkKey{host: networkName(g), machines: g.machines()}
-	l := &groupLinks{number: first.Number, pairs: make([]*shadow.Pair, g.size)}
+	l := &groupLinks{number: first.Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {
 		return nil, err
@@ -140,18 +147,23 @@ func (g *Group) openLinks() ([]byte, error) {
 			return nil, err
 		}
 		l.keyed = true
-		g.warnOfLinks()
 	}
 	return json.Marshal(networkDescription{l.network.id[:], l.network.at})
 }
 
-// warnOfLinks warns, once in a job, of links that leave the host.
+// warnOfLinks warns of what protects links that leave the host, once in a job as a rule.
 func (g *Group) warnOfLinks() {
-	if at := g.links.network.at[0].Addr(); g.rank == 0 && !at.IsLoopback() {
-		g.process.networks.warned.Do(func() {
-			observe.Warn("links between hosts (here at %v) are not encrypted, and are made by a secret that rank 0 puts into the store: whoever reads the store can join the job, and whoever reads the network sees its data; set SAGECOMM_SECRET_FILE, or use a network that is yours alone (docs/security.md)", at)
-		})
+	at := g.links.network.at[0].Addr()
+	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() {
+		return
 	}
+	joining := ""
+	if !g.members[0].HasSecret {
+		joining = "; whoever reads the store can join the job, unless SAGECOMM_SECRET_FILE is set"
+	}
+	g.process.networks.warned.Do(func() {
+		observe.Warn("links between hosts (here at %v) are not encrypted, so whoever reads the network sees the data of the job%s; docs/security.md says what protects them", at, joining)
+	})
 }
 
 // shareAddresses tells the others where this process listens, or why the rank cannot go on, and learns that of the others.
@@ -160,24 +172,41 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 	if failed == nil {
 		mine, failed = g.openLinks()
 	}
+	limit = min(limit, addressLimit)
 	all, err := bootstrap.ExchangeOr(store, prefix, g.rank, g.size, limit, mine, failed)
-	if err != nil {
+	var late *bootstrap.TimeoutError
+	switch {
+	case err == nil:
+		return g.links.readAddresses(all, g.rank)
+	case !errors.As(err, &late):
 		return err
 	}
-	return g.links.know(all, g.rank)
+	// Ranks of other hosts cannot see a death on this one.
+	for _, rank := range g.life.dead() {
+		if slices.Contains(late.Missing, rank) {
+			_ = bootstrap.Abandon(store, prefix, rank, g.diedMeanwhile(rank))
+		}
+	}
+	if len(g.life.dead()) > 0 || limit < addressLimit {
+		return err
+	}
+	rank := late.Missing[0]
+	f := g.failedRank(coll.Timeout, rank)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s came, and has told no address for %v: its process has died or is stopped; look at its log", g.name, g.who(rank), limit)
+	return f
 }
 
-// know takes note of the processes of the group.
-func (l *groupLinks) know(all [][]byte, self int) error {
+// readAddresses finds the processes of the group in what its ranks have told.
+func (l *groupLinks) readAddresses(all [][]byte, self int) error {
 	for rank, text := range all {
 		var at networkDescription
 		if err := json.Unmarshal(text, &at); err != nil || len(at.ID) != len(tcp.Identity{}) || len(at.At) == 0 {
 			return fmt.Errorf("rank %d wrote an invalid address of its process into the store: %.80q", rank, text)
 		}
-		i := slices.IndexFunc(l.processes, func(p farProcess) bool { return bytes.Equal(p.at.ID, at.ID) })
+		i := slices.IndexFunc(l.processes, func(p linkedProcess) bool { return bytes.Equal(p.at.ID, at.ID) })
 		if i < 0 {
 			i = len(l.processes)
-			l.processes = append(l.processes, farProcess{at: at})
+			l.processes = append(l.processes, linkedProcess{at: at})
 		}
 		l.processes[i].ranks = append(l.processes[i].ranks, rank)
 		if rank == self {
@@ -185,31 +214,34 @@ func (l *groupLinks) know(all [][]byte, self int) error {
 		}
 	}
 	if len(l.processes) > mostApart {
-		return fmt.Errorf("a group over several hosts has at most %d processes, and this one has %d", mostApart, len(l.processes))
+		return fmt.Errorf("a group over several hosts has at most %d processes, and this one has %d: let each process have several devices, or make smaller groups", mostApart, len(l.processes))
 	}
 	return nil
 }
 
-// linking makes the links of a group while its ranks attach what memory they share.
+// linking makes the links of a group while its ranks attach what memory they share, and notices until the group is made that one is lost.
 type linking struct {
-	g      *Group
-	links  []*tcp.Link // by process; nil for this one
-	cancel context.CancelFunc
-	done   chan struct{} // closed when all links are there, or one is not made
-	failed error         // once done is closed
-	first  sync.Once
+	g         *Group
+	processes []linkedProcess
+	cancel    context.CancelFunc
+	done      chan struct{} // closed when all links are there, or one is not made
+
+	mu     sync.Mutex
+	links  []*tcp.Link   // by process; nil for this one
+	failed *coll.Failure // why the group cannot be made
+	ended  bool
 }
 
 // startLinking begins to make the links to all other processes of the group, those of this host included: members of the verdict ask each
-// other. A link that cannot be made ends waits of this rank for others, because the process at its end may have died.
+// other.
 func (g *Group) startLinking(deadline time.Time) *linking {
 	if limit := time.Now().Add(linkLimit); limit.Before(deadline) {
 		deadline = limit
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	processes := g.links.processes
-	l := &linking{g: g, links: make([]*tcp.Link, len(processes)), cancel: cancel, done: make(chan struct{})}
-	g.unlinked.Store(nil)
+	l := &linking{g: g, processes: processes, links: make([]*tcp.Link, len(processes)), cancel: cancel, done: make(chan struct{})}
+	g.links.network.watch(l)
 	var all sync.WaitGroup
 	for i, p := range processes {
 		if i == g.links.self {
@@ -220,10 +252,16 @@ func (g *Group) startLinking(deadline time.Time) *linking {
 			err := errors.New("internal error: a panic, whose stack is on standard error")
 			defer func() {
 				if err != nil {
-					l.fail(fmt.Errorf("%s has no link to %s: %w", g.who(g.rank), g.who(p.ranks[0]), err), true)
+					l.fail(g.noLink(p, err))
 				}
 			}()
-			l.links[i], err = g.links.linkTo(ctx, p)
+			var link *tcp.Link
+			if link, err = g.links.linkTo(ctx, p); err == nil {
+				l.mu.Lock()
+				l.links[i] = link
+				l.mu.Unlock()
+				err = link.Err() // it may be lost since, and nobody knew whose it was
+			}
 		})
 	}
 	go func() {
@@ -234,65 +272,105 @@ func (g *Group) startLinking(deadline time.Time) *linking {
 	return l
 }
 
-// fail notes why there is no link, unless there is another reason already, and gives up the links that are not there yet. known: waits of this
-// rank for others end too.
-func (l *linking) fail(err error, known bool) {
-	l.first.Do(func() {
-		l.failed = err
-		if known {
-			l.g.unlinked.Store(&err)
-		}
-		l.cancel()
-	})
+// fail notes why the group cannot be made, unless there is another reason already, gives up links that are not there yet, and ends the waits of
+// this rank for others in the store: the process at the end of the link may have died.
+func (l *linking) fail(f *coll.Failure) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed == nil && !l.ended {
+		l.failed = f
+		l.g.unlinked.Store(f)
+	}
+	l.cancel()
 }
 
-// linkTo returns the link to a process.
-func (l *groupLinks) linkTo(ctx context.Context, to farProcess) (link *tcp.Link, err error) {
+// lost is called when a link of this process is lost.
+func (l *linking) lost(link *tcp.Link, why error) {
+	l.mu.Lock()
+	i := slices.Index(l.links, link)
+	l.mu.Unlock()
+	if i >= 0 {
+		l.fail(l.g.noLink(l.processes[i], why))
+	}
+}
+
+// noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
+func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
+	rank := to.ranks[0]
+	status, text := coll.System, strings.TrimPrefix(why.Error(), "sagecomm: ")
+	var lost *tcp.LostError
+	switch {
+	case errors.As(why, &lost), errors.Is(why, unix.ECONNREFUSED), errors.Is(why, unix.ECONNRESET), errors.Is(why, io.EOF):
+		status, text = coll.PeerFailure, closedByPeer+": "+text
+	case errors.Is(why, context.DeadlineExceeded):
+		status, text = coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets"
+	case errors.Is(why, handshake.ErrRefused) && !g.members[0].HasSecret:
+		text = "that process does not make the group any more: its log says why"
+	}
+	f := g.failedRank(status, rank)
+	f.Message = fmt.Sprintf("sagecomm: group %q: no link to %s: %s", g.name, g.who(rank), text)
+	return f
+}
+
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody answers who refuses.
+func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	if bytes.Compare(n.id[:], id[:]) > 0 {
 		link = n.node.Await(ctx, id, firstDial)
 	}
-	if link == nil {
-		link, err = n.node.Link(ctx, id, to.at.At, l.space)
-	}
-	if link == nil && ctx.Err() == nil && !errors.Is(err, handshake.ErrRefused) {
-		link = n.node.Await(ctx, id, otherWay)
-	}
-	if link == nil {
-		return nil, err
+	for link == nil {
+		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !errors.Is(err, handshake.ErrRefused) {
+			link = n.node.Await(ctx, id, otherWay)
+		}
+		if link == nil && (ctx.Err() != nil || !mayPass(err)) {
+			return nil, errors.Join(ctx.Err(), err)
+		}
 	}
 	return link, link.Err()
+}
+
+// mayPass reports whether another attempt to dial may succeed.
+func mayPass(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, handshake.ErrRefused)
 }
 
 // wait returns when the links are there, or one is not made. While that takes long it asks the store now and then for a key that only this rank
 // writes, later: who interrupts waits for the store ends this one, too.
 func (l *linking) wait(store bootstrap.Store, key string) ([]*tcp.Link, error) {
-	defer l.cancel()
 	for slice := linkingQuiet; ; slice = linkingSlices {
 		select {
 		case <-l.done:
+			l.mu.Lock()
+			defer l.mu.Unlock()
 			if l.failed != nil {
 				return nil, l.failed
 			}
 			return l.links, nil
 		case <-time.After(slice):
 		}
+		if dead := l.g.life.dead(); len(dead) > 0 {
+			return nil, l.g.diedMeanwhile(dead[0])
+		}
 		if _, err := store.Get(key, 0); err != nil && !errors.Is(err, bootstrap.ErrTimeout) {
-			l.end()
 			return nil, err
 		}
 	}
 }
 
-// end gives up what is not there yet. It may be called behind wait, and does nothing then.
+// end gives up what is not there yet. Links that are lost later are the group's.
 func (l *linking) end() {
-	l.fail(errors.New("the links were given up"), false)
+	l.mu.Lock()
+	l.ended = true
+	l.mu.Unlock()
+	l.cancel()
 	<-l.done
+	l.g.links.network.unwatch(l)
 }
 
 // link waits for the links of the group and puts them to use.
 func (g *Group) link(c Config, l *linking, key string) error {
-	links, err := l.wait(c.Store, fmt.Sprint(key, "/", g.rank))
+	links, err := l.wait(c.Store, key)
 	if err != nil {
 		return err
 	}
@@ -323,7 +401,7 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	g.remotes = make([]*remoteControl, g.size)
 	for i, p := range l.processes {
 		for _, rank := range p.ranks {
-			if !g.far(rank) {
+			if !g.isRemote(rank) {
 				continue
 			}
 			if err := g.addShadow(rank, links[i]); err != nil {
@@ -344,9 +422,10 @@ func (g *Group) addShadow(rank int, link *tcp.Link) error {
 		GaveUp: runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,
 			Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made; its log has the reason", g.name, g.who(rank))}),
 		Lost: func(why error) {
+			g.links.lost[rank].Store(&why)
 			go func() {
 				defer recoverFrom("the failure of a group")
-				g.linkLost(rank, why)
+				g.peerDied(rank)
 			}()
 		}})
 	if err != nil {
@@ -357,17 +436,46 @@ func (g *Group) addShadow(rank int, link *tcp.Link) error {
 	return nil
 }
 
+// haveLeft implements servedGroup.
+func (g *Group) haveLeft(ranks []int) (left, known bool) {
+	if !g.life.acquire() {
+		return false, false
+	}
+	defer g.life.release()
+	return !slices.ContainsFunc(ranks, func(rank int) bool {
+		_, left := g.run.LastCall(rank)
+		return !left
+	}), true
+}
+
 // ownControl returns the control area of this rank.
 func (g *Group) ownControl() *controlArea {
 	return (*controlArea)(unsafe.Pointer(unsafe.SliceData(g.memory.arena.Bytes(g.memory.control))))
 }
 
-// forgetKey lets no further process make a link by the key of the group.
-func (g *Group) forgetKey() {
-	if l := g.links; l != nil && l.keyed {
+// closeLinking lets no further process make a link for the group.
+func (g *Group) closeLinking() {
+	l := g.links
+	if l.keyed {
 		l.keyed = false
 		l.network.node.RemoveKey(l.space)
 	}
+	g.members[0].Secret = nil
+	if l.making {
+		l.making = false
+		g.process.made(l.network)
+	}
+}
+
+// whyLost returns why the link to a rank is lost, nil if it is not.
+func (g *Group) whyLost(rank int) error {
+	if g.links == nil {
+		return nil
+	}
+	if why := g.links.lost[rank].Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // discardLinks ends what a group that is not made has of links. No process can have the group.
@@ -395,7 +503,7 @@ func (g *Group) freeLinks() {
 	if l == nil {
 		return
 	}
-	g.forgetKey()
+	g.closeLinking()
 	for _, p := range l.pairs {
 		if p != nil {
 			p.Free()
@@ -409,7 +517,7 @@ func (g *Group) freeLinks() {
 func (g *Group) describedLinks() string {
 	var far []int
 	for rank := range g.size {
-		if g.far(rank) {
+		if g.isRemote(rank) {
 			far = append(far, rank)
 		}
 	}

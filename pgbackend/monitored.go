@@ -24,7 +24,7 @@ func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
 	if f == nil || f.Status != coll.Timeout || f.Op != coll.Barrier.String() || f.Sequence != last {
 		return f
 	}
-	g.askFar()
+	g.askRemotes()
 	missing := diagnosis{g, g.run}.absent(f.Sequence)
 	if f.Rank >= 0 && f.Rank != g.rank && !slices.Contains(missing, f.Rank) { // it has arrived since
 		missing = append(missing, f.Rank)

@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -42,10 +43,13 @@ type network struct {
 	at   []netip.AddrPort
 	worn atomic.Bool // a link was lost, and no such link is made again: later groups get another network
 
-	users int // groups. Guarded by networks.mu.
+	// Guarded by networks.mu:
+	users  int // groups
+	making int // of them, those that are being made
 
-	mu     sync.Mutex
-	joints map[uint64]*joint // by the number of their group
+	mu       sync.Mutex
+	joints   map[uint64]*joint // by the number of their group
+	linkings map[*linking]bool // of groups that are being made
 }
 
 // joint is what the ranks of this process have in common of a group over several hosts.
@@ -59,83 +63,137 @@ type joint struct {
 type networks struct {
 	mu     sync.Mutex
 	newest map[networkKey]*network
-	all    map[*network]bool
-	ending sync.WaitGroup
-	warned sync.Once // that links are not encrypted
+	all    map[*network]bool          // that groups use
+	ending map[*network]chan struct{} // closed when the network has ended
+
+	opening sync.Mutex // held while a network is opened
+	warned  sync.Once  // that links are not encrypted
 }
 
-// network returns the links of this process for a group, which gives them back by leaveNetwork.
+func newNetworks() networks {
+	return networks{newest: map[networkKey]*network{}, all: map[*network]bool{}, ending: map[*network]chan struct{}{}}
+}
+
+// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork.
 func (p *Process) network(key networkKey, settings *env.Settings) (*network, error) {
-	p.networks.mu.Lock()
-	defer p.networks.mu.Unlock()
-	known := p.networks.newest[key]
-	if known != nil && !known.worn.Load() {
-		known.users++
-		return known, nil
+	all := &p.networks
+	if n := all.use(key); n != nil {
+		return n, nil
 	}
-	n, err := p.newNetwork(key, settings)
+	at, err := p.linkEndpoint(settings, key.machines) // may ask a name server
 	if err != nil {
 		return nil, err
 	}
-	n.users = 1
-	if known != nil && known.users == 0 {
-		p.endNetwork(known)
+	if at.Find != nil {
+		at.Addresses, at.Find = at.Find(), nil
 	}
-	p.networks.newest[key] = n
-	p.networks.all[n] = true
+	all.opening.Lock() // another group of this process may open it at the same time
+	defer all.opening.Unlock()
+	if n := all.use(key); n != nil {
+		return n, nil
+	}
+	n, err := p.newNetwork(key, at)
+	if err != nil {
+		return nil, err
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.newest[key] = n
+	all.all[n] = true
+	n.users, n.making = 1, 1
 	return n, nil
 }
 
-// leaveNetwork gives a network back. One that serves later groups stays.
+// use returns the network of a key for one more group, nil if there is none that can have new links.
+func (all *networks) use(key networkKey) *network {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	n := all.newest[key]
+	if n == nil || n.worn.Load() {
+		return nil
+	}
+	n.users++
+	n.making++
+	return n
+}
+
+// made takes note that a group is made, or will not be: it needs no further link.
+func (p *Process) made(n *network) {
+	p.networks.mu.Lock()
+	defer p.networks.mu.Unlock()
+	n.making--
+	n.stopIfWorn()
+}
+
+// stopIfWorn gives the port of a network back that no further link is made for.
+// Requires: networks.mu.
+func (n *network) stopIfWorn() {
+	if n.making == 0 && n.worn.Load() {
+		n.node.StopListening()
+	}
+}
+
+// leaveNetwork gives a network back. It ends with its last group.
 func (p *Process) leaveNetwork(n *network) {
 	p.networks.mu.Lock()
 	defer p.networks.mu.Unlock()
-	if n.users--; n.users == 0 && n.worn.Load() {
+	if n.users--; n.users == 0 {
 		p.endNetwork(n)
 	}
 }
 
-// endNetwork ends a network that no group uses, in the background.
+// endNetwork ends a network that no group uses. Its links end in the background.
 // Requires: networks.mu.
 func (p *Process) endNetwork(n *network) {
+	n.worn.Store(true)
+	n.node.StopListening()
 	delete(p.networks.all, n)
 	if p.networks.newest[n.key] == n {
 		delete(p.networks.newest, n.key)
 	}
-	p.networks.ending.Go(func() {
+	ended := make(chan struct{})
+	p.networks.ending[n] = ended
+	go func() {
 		defer recoverFrom("the end of links to other hosts")
+		defer close(ended)
 		n.close()
-	})
+		p.networks.mu.Lock()
+		defer p.networks.mu.Unlock()
+		delete(p.networks.ending, n)
+	}()
 }
 
-// closeNetworks ends all networks. What ranks have published before they left goes out first.
+// closeNetworks ends all networks, and returns when their links have ended. What ranks have published before they left goes out first.
 // Requires: no group is live.
 func (p *Process) closeNetworks() {
 	p.networks.mu.Lock()
 	for n := range p.networks.all {
 		p.endNetwork(n)
 	}
+	ending := slices.Collect(maps.Values(p.networks.ending))
 	p.networks.mu.Unlock()
-	p.networks.ending.Wait()
+	for _, ended := range ending {
+		<-ended
+	}
 }
 
-func (p *Process) newNetwork(key networkKey, settings *env.Settings) (*network, error) {
-	at, err := p.linkEndpoint(settings, key.machines)
-	if err != nil {
-		return nil, err
-	}
+func (p *Process) newNetwork(key networkKey, at bootstrap.Endpoint) (*network, error) {
 	listeners, err := at.Open()
 	if err != nil {
 		return nil, err
 	}
-	n := &network{key: key, set: shadow.NewSet(), joints: map[uint64]*joint{}}
+	n := &network{key: key, set: shadow.NewSet(), joints: map[uint64]*joint{}, linkings: map[*linking]bool{}}
+	n.set.Ended = func() {
+		go func() {
+			defer recoverFrom("the return of memory")
+			p.sweep()
+		}()
+	}
 	for _, l := range listeners {
 		n.at = append(n.at, l.Addr().(*net.TCPAddr).AddrPort())
 	}
 	if key.machines && n.at[0].Addr().IsLoopback() {
-		for _, l := range listeners {
-			_ = l.Close()
-		}
+		closeAll(listeners)
 		return nil, fmt.Errorf("sagecomm: the ranks are on several machines, or in several network namespaces, and this process could only listen at %v: set SAGECOMM_SOCKET_IFNAME to a network that joins them", n.at[0].Addr())
 	}
 	_, _ = rand.Read(n.id[:]) // it does not fail
@@ -143,16 +201,26 @@ func (p *Process) newNetwork(key networkKey, settings *env.Settings) (*network, 
 		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
 		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
 	if err != nil {
+		closeAll(listeners)
 		return nil, err
 	}
 	if key.secret != (handshake.Key{}) {
-		err = n.node.AddKey(handshake.Space{}, key.secret)
+		if err := n.node.AddKey(handshake.Space{}, key.secret); err != nil {
+			n.node.Close()
+			return nil, err
+		}
 	}
-	return n, err
+	return n, nil
 }
 
-// notBetweenHosts are interfaces that join no hosts.
-var notBetweenHosts = env.Interfaces{Not: true, Names: []string{"lo", "docker", "veth", "virbr", "br-", "cni", "flannel", "cali"}}
+func closeAll(listeners []net.Listener) {
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+}
+
+// notBetweenHosts are interfaces that join no machines, beside loopback.
+var notBetweenHosts = env.Interfaces{Not: true, Names: []string{"docker", "podman", "lxc", "lxdbr", "veth", "virbr", "br-", "cni", "flannel", "cali", "cilium", "kube"}}
 
 // linkEndpoint returns where this process is to listen for links. machines: loopback does not lead to all other processes.
 func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstrap.Endpoint, err error) {
@@ -188,30 +256,55 @@ func (n *network) close() {
 
 // lostLink takes note that a link is lost and nothing of it is read any more. Groups learn of it behind their arbiters, which they ask.
 func (p *Process) lostLink(n *network, l *tcp.Link, why error) {
+	p.networks.mu.Lock()
 	n.worn.Store(true)
+	n.stopIfWorn()
+	p.networks.mu.Unlock()
 	n.mu.Lock()
 	for _, j := range n.joints {
 		if member := slices.Index(j.members, l); member >= 0 {
 			j.arbiter.linkLost(member)
 		}
 	}
+	linkings := slices.Collect(maps.Keys(n.linkings))
 	n.mu.Unlock()
+	for _, making := range linkings {
+		making.lost(l, why)
+	}
 	n.set.Lost(l, why)
 	p.sweep() // memory that only ranks behind the link could touch
+}
+
+// watch tells a linking of lost links until unwatch.
+func (n *network) watch(l *linking) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.linkings[l] = true
+}
+
+func (n *network) unwatch(l *linking) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.linkings, l)
 }
 
 // join returns the arbiter of this process for a group, for one more rank of it. The first rank makes the arbiter, which takes the store over;
 // others give theirs back. ranks are those of each member, and links those to them, nil for this process. The rank leaves the arbiter when the
 // group is destroyed, or was not made.
 func (n *network) join(c arbiterConfig, ranks [][]int, links []*tcp.Link) *arbiter {
+	a, first := n.joinOrMake(c, ranks, links)
+	if !first && c.store != nil {
+		c.store.Release()
+	}
+	return a
+}
+
+func (n *network) joinOrMake(c arbiterConfig, ranks [][]int, links []*tcp.Link) (a *arbiter, first bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if j := n.joints[c.number]; j != nil {
-		if c.store != nil {
-			c.store.Release()
-		}
 		j.arbiter.expect()
-		return j.arbiter
+		return j.arbiter, false
 	}
 	j := &joint{members: links}
 	n.joints[c.number] = j
@@ -236,7 +329,7 @@ func (n *network) join(c arbiterConfig, ranks [][]int, links []*tcp.Link) *arbit
 		}
 		j.stops = append(j.stops, stop)
 	}
-	return j.arbiter
+	return j.arbiter, true
 }
 
 // arbiterOf is for the goroutine of the arbiter, which may run before join has stored it.

@@ -33,7 +33,7 @@ func (g *Group) watchPeers() {
 	g.watching = true
 	me := g.members[g.rank]
 	for rank, m := range g.members {
-		if rank == g.rank || g.far(rank) || m.id() == me.id() { // ids of another machine's processes mean nothing here
+		if rank == g.rank || g.isRemote(rank) || m.id() == me.id() { // ids of another machine's processes mean nothing here
 			continue
 		}
 		if g.process.watch(g, rank, me) {
@@ -108,14 +108,28 @@ func (g *Group) bereaved(err error) error {
 		return err
 	}
 	if unlinked := g.unlinked.Load(); len(dead) == 0 && unlinked != nil {
-		return *unlinked
+		return unlinked
 	}
 	if len(dead) == 0 {
 		return err
 	}
-	m := g.members[dead[0]]
-	return &coll.Failure{Status: coll.PeerFailure, Rank: dead[0], PID: m.PID, Host: m.Host, Group: g.name,
-		Message: fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s died while the group was made; look at its log for the reason, then restart the job", g.name, g.who(dead[0]))}
+	return g.diedMeanwhile(dead[0])
+}
+
+// diedMeanwhile returns the failure of a group whose rank has died, or cannot be reached any more, while the group was made.
+func (g *Group) diedMeanwhile(rank int) *coll.Failure {
+	f := g.failedRank(coll.PeerFailure, rank)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died while the group was made; look at its log for the reason, then restart the job", g.name, closedByPeer, g.who(rank))
+	if why := g.whyLost(rank); why != nil {
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s was lost while the group was made: %v", g.name, closedByPeer, g.who(rank), why)
+	}
+	return f
+}
+
+// failedRank returns a failure of the group whose culprit is a rank. The caller adds the message.
+func (g *Group) failedRank(status coll.Status, rank int) *coll.Failure {
+	m := g.members[rank]
+	return &coll.Failure{Status: status, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name}
 }
 
 // await returns when the watched process has ended or the watch is given up.
@@ -159,7 +173,7 @@ func (g *Group) unwatchPeers() {
 	for rank, m := range g.members {
 		id := m.id()
 		peer := p.peers[id]
-		if peer == nil || g.far(rank) {
+		if peer == nil || g.isRemote(rank) {
 			continue
 		}
 		delete(peer.groups, g)

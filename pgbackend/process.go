@@ -57,7 +57,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: networks{newest: map[networkKey]*network{}, all: map[*network]bool{}}, factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: newNetworks(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

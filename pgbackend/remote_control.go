@@ -2,10 +2,8 @@ package pgbackend
 
 import (
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
@@ -19,6 +17,7 @@ type remoteControl struct {
 	rounds *[topicCount]controlTopic // of this rank
 	area   controlArea
 	states atomic.Int64                               // states of the rank that have come
+	silent atomic.Bool                                // it has not answered the last question in time
 	naming sync.Mutex                                 // held while a round is written into area, and while a diagnosis reads one that it has not waited for
 	told   [topicCount]struct{ posted, taken uint64 } // of this rank's rounds, as the other one was told. Guarded by the lock of the topic.
 }
@@ -105,28 +104,4 @@ func (x *controlExchange) tell(untold []int) []int {
 		}
 	}
 	return untold
-}
-
-// stateLimit is how long a diagnosis waits for the states of ranks of other hosts. stateSlice is how often it looks for them.
-const (
-	stateLimit = 200 * time.Millisecond
-	stateSlice = time.Millisecond
-)
-
-// askFar asks the ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those
-// of all that have not left lie in the shadows, or after stateLimit.
-func (g *Group) askFar() {
-	before := map[*remoteControl]int64{}
-	for rank, r := range g.remotes {
-		if r == nil {
-			continue
-		}
-		if _, left := g.run.LastCall(rank); !left {
-			before[r] = r.states.Load()
-			g.links.network.set.Ask(r.pair)
-		}
-	}
-	for until := time.Now().Add(stateLimit); len(before) > 0 && time.Now().Before(until); time.Sleep(stateSlice) {
-		maps.DeleteFunc(before, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
-	}
 }

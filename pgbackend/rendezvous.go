@@ -37,9 +37,9 @@ const (
 
 var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
 
-// abandonTry tells the other ranks in rounds of a try why this rank does not come, which spares them their timeout.
-func (g *Group) abandonTry(store bootstrap.Store, try string, rounds []string, why error) {
-	for _, round := range rounds {
+// abandonTry tells the other ranks in some rounds of a try why this rank does not come, which spares them their timeout.
+func (g *Group) abandonTry(store bootstrap.Store, try string, in []string, why error) {
+	for _, round := range in {
 		_ = bootstrap.Abandon(store, g.keys+try+round, g.rank, why)
 	}
 }
@@ -65,9 +65,9 @@ func (g *Group) meet(c Config) error {
 	switch {
 	case failed == nil:
 		return nil
-	case g.final || !slices.Contains(methods, shmem.File):
+	case !slices.Contains(methods, shmem.File):
 		return failed
-	case !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up
+	case g.final || !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up, or go on to the second try
 		g.abandonTry(c.Store, secondTry, rounds[:1], failed)
 		return failed
 	}
@@ -76,7 +76,7 @@ func (g *Group) meet(c Config) error {
 	if again := g.attemptFile(c, secondTry, deadline, methods); again != nil {
 		err := fmt.Errorf("%w; before that, without a file: %w", again, failed)
 		if strings.Contains(err.Error(), "namespace") { // the reasons come from other ranks, as text
-			err = fmt.Errorf("sagecomm: the ranks cannot share memory: give their containers a common pid or network namespace, or a common directory as SAGECOMM_SHM_DIR; details: %w", err)
+			err = fmt.Errorf("sagecomm: the ranks cannot share memory: give their containers a common pid or network namespace, or a common directory as SAGECOMM_SHM_DIR; or give each container a SAGECOMM_HOSTID of its own, so that they use TCP; details: %w", err)
 		}
 		return err
 	}
@@ -143,6 +143,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		return difference(a, b, of, other)
 	}
 	round := ""
+	g.unlinked.Store(nil)
 	defer func() {
 		if failed != nil {
 			g.abandonTry(c.Store, try, behind(round), failed)
@@ -156,6 +157,9 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	if attachErr == nil {
 		attachErr = g.choose()
 	}
+	if attachErr == nil {
+		g.watchPeers()
+	}
 	var links *linking
 	if g.apart() {
 		round = addressRound
@@ -167,29 +171,33 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		defer links.end()
 	}
 	if attachErr == nil {
-		g.watchPeers()
 		attachErr = g.attach(methods)
+	}
+	agree := func(in string, failed error) error {
+		round = in
+		return bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), failed)
+	}
+	if g.apart() {
+		if err := agree(attachedRound, attachErr); err != nil {
+			return err
+		}
+		g.final = true
+		linkErr := g.link(c, links, fmt.Sprint(g.keys, try, linkedRound, "/", g.rank))
+		if err := agree(linkedRound, linkErr); err != nil {
+			return err
+		}
+		// Only now can every rank hear from this one that it gives up, as one that is ready has to say.
+		g.closeLinking()
 	}
 	last := attachedRound
 	if g.apart() {
 		last = joinedRound
-	} else if attachErr == nil {
+	}
+	if attachErr == nil {
 		g.life.mustMove(ready)
 	}
-	round = attachedRound
-	err = bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), attachErr)
-	if err == nil && g.apart() {
-		g.final, round = true, linkedRound
-		err = bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), g.link(c, links, g.keys+try+round))
-	}
-	if err == nil && g.apart() {
-		// Only now can every rank hear from this one that it gives up, as one that is ready has to say.
-		g.life.mustMove(ready)
-		g.forgetKey()
-		round = joinedRound
-		err = bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), nil)
-	}
-	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) && round == last {
+	err = agree(last, attachErr)
+	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
 		g.life.move(meeting) // the failure of a rank stays in the store, so no rank joins
 	}
 	return err
@@ -231,7 +239,7 @@ func (g *Group) introduce(all [][]byte) error {
 		}
 	}
 	g.members = members
-	g.spread()
+	g.findHosts()
 	if err := g.checkHosts(); err != nil {
 		g.final = true
 		return err
@@ -244,7 +252,7 @@ func (g *Group) attach(methods []shmem.Method) error {
 	g.peers = make([]runner.Peer, g.size)
 	descriptors := make([]*shmem.Descriptor, g.size)
 	for rank := range g.members {
-		if !g.far(rank) {
+		if !g.isRemote(rank) {
 			descriptors[rank] = &g.members[rank].Arena
 		}
 	}

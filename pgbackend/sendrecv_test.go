@@ -200,19 +200,6 @@ func TestMessagesBetweenHosts(t *testing.T) {
 	}
 }
 
-// Hosts with different numbers of ranks have no rails: the plan is that of one host.
-func TestHostsOfDifferentSizesAreNone(t *testing.T) {
-	w, errs := tryWorld(t, 3, opTimeout, func(rank int) options { return options{"hostid": fmt.Sprint("host ", rank%2)} })
-	for rank, err := range errs {
-		if err != nil {
-			t.Fatalf("rank %d: %v", rank, err)
-		}
-	}
-	if got := w.groups[1].shape(); got.Hosts != nil || got.HostCount() != 2 {
-		t.Errorf("hosts %v", got)
-	}
-}
-
 func reducing(k coll.Kind) bool { return k.Reduces() }
 
 // PREMUL_SUM and AVG of every type, in place and out of place.

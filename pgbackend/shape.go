@@ -3,7 +3,6 @@ package pgbackend
 import (
 	"os"
 	"runtime"
-	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,47 +13,49 @@ import (
 
 // crowded reports whether a machine has more ranks of the group than processors that any of them may run on. It is the same on all ranks.
 func (g *Group) crowded() bool {
-	return slices.ContainsFunc(g.members, func(m member) bool { return g.crowdedOn(m.Arena.BootID) })
+	for _, m := range g.machinesInUse() {
+		if m.ranks > len(m.free) {
+			return true
+		}
+	}
+	return false
 }
 
 // crowdedHere reports whether this machine has.
-func (g *Group) crowdedHere() bool { return g.crowdedOn(g.members[g.rank].Arena.BootID) }
-
-// crowdedOn reports whether a machine has. A machine may be several hosts.
-func (g *Group) crowdedOn(boot string) bool {
-	ranks := 0
-	for _, m := range g.members {
-		if m.Arena.BootID == boot {
-			ranks++
-		}
-	}
-	return ranks > g.processorsOn(boot)
-}
-
-// processorsOn returns the number of processors of a machine on which any rank of the group may run.
-func (g *Group) processorsOn(boot string) int {
-	free := map[int]bool{}
-	for _, m := range g.members {
-		if m.Arena.BootID != boot {
-			continue
-		}
-		for _, cpu := range m.Processors {
-			free[cpu] = true
-		}
-	}
-	return len(free)
+func (g *Group) crowdedHere() bool {
+	here := g.machinesInUse()[g.members[g.rank].Arena.BootID]
+	return here.ranks > len(here.free)
 }
 
 // processors returns the number of processors of all machines on which any rank of the group may run.
 func (g *Group) processors() (n int) {
-	seen := map[string]bool{}
-	for _, m := range g.members {
-		if boot := m.Arena.BootID; !seen[boot] {
-			seen[boot] = true
-			n += g.processorsOn(boot)
-		}
+	for _, m := range g.machinesInUse() {
+		n += len(m.free)
 	}
 	return n
+}
+
+// machineInUse is what a group uses of a machine, which may be several hosts.
+type machineInUse struct {
+	ranks int
+	free  map[int]bool // processors on which any of the ranks may run
+}
+
+// machinesInUse returns the machines of the group, by boot id.
+func (g *Group) machinesInUse() map[string]*machineInUse {
+	all := map[string]*machineInUse{}
+	for _, m := range g.members {
+		at := all[m.Arena.BootID]
+		if at == nil {
+			at = &machineInUse{free: map[int]bool{}}
+			all[m.Arena.BootID] = at
+		}
+		at.ranks++
+		for _, cpu := range m.Processors {
+			at.free[cpu] = true
+		}
+	}
+	return all
 }
 
 // switching is the hop of a crowded group, in octaves: 8 us, the time until the kernel has switched ranks. With it the

@@ -77,16 +77,16 @@ var (
 		"Instruction set of the copy and reduction kernels; `auto` is the best one that the processor has.")
 
 	HostID = declare("HOSTID", "", text("text"),
-		"Name of this host in messages and for grouping ranks by host; empty is the boot id and the host name.")
+		"Name of the host that this process belongs to; ranks with different ones share no memory, and exchange data over TCP, also where they are on one machine. Ranks on different machines are on different hosts in any case. See docs/hosts.md.")
 
 	SocketIfname = declare("SOCKET_IFNAME", "auto", interfaces(),
-		"Network interface at which the store of unique ids listens, in NCCL's syntax; `auto` is the one that leads to MASTER_ADDR, and loopback without that variable. See docs/security.md.")
+		"Network interface of links to other hosts and of the store of unique ids, in NCCL's syntax; `auto` is the one that leads to MASTER_ADDR, for links between machines otherwise the first one that joins machines, and loopback elsewhere. See docs/hosts.md.")
 
 	PortRange = declare("PORT_RANGE", "auto", ports(),
-		"Ports of which the store of unique ids takes the first free one; `auto` leaves the choice to the system.")
+		"Ports of which links to other hosts, and the store of unique ids, take the first free one each; `auto` leaves the choice to the system.")
 
 	SecretFile = declare("SECRET_FILE", "", text("path of a file"),
-		"File with a secret of the job, of 16 bytes or more, without which a unique id opens no store; the same on all ranks.")
+		"File with a secret of the job, of 16 bytes or more, without which nobody makes a link or opens the store of a unique id; the same on all ranks.")
 
 	FlightDump = declare("FR_DUMP", "auto", orWord("auto", text("prefix of a path, or none")),
 		"Where a failure is dumped for torch's flight recorder analyser: the rank's number in the job is added to the prefix; `none` writes nothing, `auto` goes by TORCH_FR_DUMP_TEMP_FILE and TORCH_FR_DUMP_ON_TIMEOUT.")

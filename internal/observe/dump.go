@@ -121,12 +121,13 @@ func silent(g Group, f *coll.Failure) []int {
 	return slices.Compact(silent)
 }
 
-// writtenBy returns the absent ranks whose files this rank writes: all of them, or none if a lower rank writes them.
-func writtenBy(writer int, absent []int) []int {
+// writtenBy returns the absent ranks whose files this rank writes: all of them on its host, or none if a lower rank of the host writes them.
+func writtenBy(writer int, absent []int, members []Member) []int {
+	onOtherHosts := func(rank int) bool { return len(members[rank].Arena) == 0 }
 	for rank := range writer {
-		if !slices.Contains(absent, rank) {
+		if !onOtherHosts(rank) && !slices.Contains(absent, rank) {
 			return nil
 		}
 	}
-	return absent
+	return slices.DeleteFunc(slices.Clone(absent), onOtherHosts)
 }

@@ -185,7 +185,7 @@ func snapshots(all func() []Group, failed []failedGroup) (files []dumpFile) {
 	}
 	for _, one := range failed {
 		h := one.group.Header()
-		for _, rank := range writtenBy(h.Rank, one.absent) {
+		for _, rank := range writtenBy(h.Rank, one.absent, one.group.Members()) {
 			add(dumpFile{prefix: one.prefix, rank: h.GlobalRank(rank), since: one.at},
 				func() []snapshot { return listedBy(one.group.Members()[rank].Process, groups) })
 		}

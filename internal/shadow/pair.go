@@ -189,6 +189,17 @@ func (p *Pair) remove() {
 	p.nothingLeft()
 }
 
+// LeftAfter returns how many collectives of the host lane the remote rank had called when it left, 0 if it has not left.
+// Requires: Free was not called.
+func (p *Pair) LeftAfter() uint64 {
+	switch left := p.lanes[runner.HostLane].shadow.Left().Load(); left {
+	case 0, gaveUp:
+		return 0
+	default:
+		return left - 1
+	}
+}
+
 // Peer returns the place of the shadow, for runner.Config.
 func (p *Pair) Peer() runner.Peer { return p.shadow }
 

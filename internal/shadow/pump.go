@@ -12,6 +12,10 @@ import (
 
 // Set is all pairs of a process. It is the receiver of the links of a node; its method Lost is for tcp.Config.
 type Set struct {
+	// Ended is called when pairs have ended because both ranks have said so: the memory of groups of this process may be given back. It is set
+	// before the first call of Add, waits for nothing, and may be nil.
+	Ended func()
+
 	mu    sync.Mutex
 	pairs map[key]*Pair // a pair that was removed stays until its link ends, or CLOSE was sent and has come
 	pumps map[*tcp.Link]*pump
@@ -118,6 +122,9 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 
 // drop takes pairs that are over out of the lists.
 func (s *Set) drop(m *pump) {
+	if s.Ended != nil {
+		defer s.Ended()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m.mu.Lock()

@@ -50,11 +50,11 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 // unlinked returns the error of a link that was not made.
 func unlinked(why error) error {
 	if errors.Is(why, handshake.ErrRefused) {
-		return fmt.Errorf("sagecomm: no link to a process of another host: it has another secret, or has closed the connection; "+
+		return fmt.Errorf("sagecomm: the process there has another secret, or has closed the connection; "+
 			"set SAGECOMM_SECRET_FILE to files with the same secret on all ranks, or on none: %w", why)
 	}
-	return fmt.Errorf("sagecomm: no link to a process of another host; let firewalls between the hosts pass the ports of SAGECOMM_PORT_RANGE, "+
-		"or set SAGECOMM_SOCKET_IFNAME to a network that joins them: %w", why)
+	return fmt.Errorf("sagecomm: the process there has ended, or cannot be reached; let firewalls between the hosts pass the ports of "+
+		"SAGECOMM_PORT_RANGE, or set SAGECOMM_SOCKET_IFNAME to a network that joins them: %w", why)
 }
 
 func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, name handshake.Space) (c net.Conn, raw *net.TCPConn, err error) {

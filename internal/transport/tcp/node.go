@@ -166,6 +166,15 @@ func (n *Node) Close() {
 	n.running.Wait()
 }
 
+// StopListening lets no other process make a link any more. Links that are there go on, and this process may dial.
+func (n *Node) StopListening() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, l := range n.listeners {
+		n.close(l) // does nothing to one that is closed
+	}
+}
+
 func (n *Node) list() (links []*Link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

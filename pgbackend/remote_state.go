@@ -1,0 +1,139 @@
+package pgbackend
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// This file finds out what ranks of other hosts have called and how far they are. That crosses when it is asked for (docs/protocol.md,
+// section 16, ASK and STATE).
+
+// Times of questions.
+const (
+	stateLimit = 200 * time.Millisecond // how long a diagnosis waits for answers,
+	stateSlice = time.Millisecond       // and how often it looks for them
+)
+
+// A rank whose operations have not gone on for compareEvery asks, then ever more seldom, but at least each compareSeldom. Tests change the first.
+var compareEvery = 250 * time.Millisecond
+
+const compareSeldom = 10 * time.Second
+
+// askRemotes asks all ranks of other hosts for their states.
+// Requires: the group is acquired.
+func (g *Group) askRemotes() {
+	var all []int
+	for rank, r := range g.remotes {
+		if r != nil {
+			all = append(all, rank)
+		}
+	}
+	g.ask(all...)
+}
+
+// ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those of all
+// that live and have not left lie in the shadows, or after stateLimit.
+// Requires: the group is acquired.
+func (g *Group) ask(ranks ...int) {
+	dead, waits := g.life.dead(), map[*remoteControl]int64{}
+	for _, rank := range ranks {
+		if _, left := g.run.LastCall(rank); !left && !slices.Contains(dead, rank) {
+			r := g.remotes[rank]
+			waits[r] = r.states.Load()
+			g.links.network.set.Ask(r.pair)
+		}
+	}
+	for until := time.Now().Add(stateLimit); len(waits) > 0 && time.Now().Before(until); time.Sleep(stateSlice) {
+		maps.DeleteFunc(waits, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
+	}
+	for _, rank := range ranks {
+		r := g.remotes[rank]
+		_, silent := waits[r]
+		r.silent.Store(silent)
+	}
+}
+
+// lastCall returns what a rank has called last, as the end of a sentence about it.
+func (g diagnosis) lastCall(rank int) string {
+	did, last := "has called no collective yet", g.last(rank)
+	if call, ok := g.run.Announced(rank, last); ok {
+		did = "last called " + call.Op.Describe(last)
+	}
+	if r := g.remote(rank); r == nil || !r.silent.Load() {
+		return did
+	}
+	if last > 0 {
+		return "had " + strings.TrimPrefix(did, "has ") + " when it last answered, and does not answer now: it may be stopped, or its host busy"
+	}
+	return "does not answer, so it is not known what it has called: it may be stopped, or its host busy"
+}
+
+// followRemotes compares the calls of this rank with those of a rank on another host for which it waits, while operations do not go on, until
+// the group has a cause. Where no data moves between two ranks that have made different calls, neither of them finds out by itself. The
+// comparisons become rarer, because a rank may wait for long. It is a goroutine of the group.
+func (g *Group) followRemotes() {
+	defer recoverFrom("the comparison of calls between hosts")
+	before, every := "", compareEvery
+	for {
+		select {
+		case <-g.announced:
+			return
+		case <-time.After(every):
+		}
+		now := g.unfinishedNow()
+		if now == "" || now != before {
+			before, every = now, compareEvery
+			continue
+		}
+		g.guard(g.compareRemotes)
+		every = min(2*every, compareSeldom)
+	}
+}
+
+// unfinishedNow returns a text that changes while operations go on, "" where none is unfinished.
+func (g *Group) unfinishedNow() (text string) {
+	if !g.life.acquire() {
+		return ""
+	}
+	defer g.life.release()
+	for _, l := range g.lanes() {
+		if n := l.run.Unfinished(); n > 0 {
+			text += fmt.Sprint(l.run.Lane(), n, l.run.Sequence(), l.run.Consumed(g.rank), " ")
+		}
+	}
+	return text
+}
+
+// compareRemotes declares a mismatch if the calls of a rank on another host, for which this rank waits, differ from this one's.
+func (g *Group) compareRemotes() {
+	if !g.life.acquire() {
+		return
+	}
+	defer g.life.release()
+	for _, l := range g.lanes() {
+		d := diagnosis{g, l.run}
+		awaited := d.awaitedBy(g.rank, time.Now().Add(stateLimit))
+		if awaited < 0 || !g.isRemote(awaited) {
+			continue
+		}
+		g.ask(awaited)
+		if f := d.differsFrom(awaited); f != nil && g.cause.Load() == nil {
+			g.declareFailure(f)
+			return
+		}
+	}
+}
+
+// differsFrom returns the failure of the first call in which this rank and another one differ, nil if they know of none.
+func (g diagnosis) differsFrom(rank int) *coll.Failure {
+	if call, _, found := g.difference(rank, min(g.last(g.rank), g.last(rank))); found {
+		return g.mismatch(runner.Incident{Code: runner.Mismatch, Peer: rank, Sequence: call.Sequence, Op: call.Op})
+	}
+	return nil
+}
