@@ -227,7 +227,7 @@ def algorithms(hosts: int = 1) -> dict[str, list[tuple[str, bool]]]:
     assert ended.status == 0, ended.errors
     answers = {}
     for op, candidates in json.loads(ended.said).items():
-        usable = [c for c in candidates if "equal length" not in c["why"]]
+        usable = [c for c in candidates if "equal length" not in c["why"] and c["algorithm"] != "hierarchical"]
         answers[op] = sorted({(c["algorithm"], "reduce" in op and c["transport"] != "slots") for c in usable})
     return answers
 
@@ -245,7 +245,7 @@ say(json.dumps({{op: answer["candidates"] for op, answer in answers.items()}}))
 def draw_tune(seed: int, hosts: int) -> tuple[str, frozenset[str]]:
     """Returns SAGECOMM_TUNE and the collectives that then reduce in an algorithm's own order. Half of the programs have
     no rules and use the predicted choices, with reductions over slots on one host; the others have an algorithm for
-    each collective."""
+    each collective, hierarchical ones aside: a group of the program may have hosts with different numbers of ranks."""
     rng = random.Random(f"tune {seed}")
     if rng.random() < 0.5:
         return "", REDUCTIONS if hosts > 1 else frozenset()

@@ -127,14 +127,14 @@ def test_matrix(world, size):
     run_matrix(world(size), list(every_cell()) if FULL else chosen_cells())
 
 
-def run_matrix(ranks: World, cells: Sequence[Cell], own_order: bool = False) -> None:
-    """With `own_order` reductions need not be in the order of ranks."""
+def run_matrix(ranks: World, cells: Sequence[Cell], own_order: bool = False, **how: Any) -> None:
+    """With `own_order` reductions need not be in the order of ranks. `how` as in World.run()."""
     calls = [call_of(number, cell, ranks.size) for number, cell in enumerate(cells)]
     calls = [dataclasses.replace(call, own_order=own_order and ops.KINDS[call.kind].reduces) for call in calls]
     wrong: list[str] = []
     for start in range(0, len(calls), BATCH):
         batch = calls[start : start + BATCH]
-        results = ranks.run(run_cells, batch)
+        results = ranks.run(run_cells, batch, **how)
         wrong += [f"rank {rank}: {text}" for rank, (texts, _) in enumerate(results) for text in texts]
         for number, of_ranks in enumerate(zip(*(digests for _, digests in results), strict=True)):
             if len(set(of_ranks)) > 1:
