@@ -111,8 +111,8 @@ def check_survivors(death: Death, outcomes: list[Outcome], killed_at: float, die
 
 ONE_DIES = [
     Death((1, 1), (1,), "sync"),
-    Death((2, 1), (2,), "sync", 1_500_000),
-    Death((2, 2), (3,), "async"),
+    Death((2, 1), (2,), "sync", 50_000),
+    Death((2, 2), (3,), "async", 1_500_000),
     Death((1, 1, 1), (1,), "future"),
     Death((1, 2), (0,), "all_gather", 50_000),
     Death((2, 1), (2,), "p2p", 50_000),

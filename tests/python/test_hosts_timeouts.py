@@ -27,13 +27,13 @@ from test_peer_failure import await_failure
 from worlds import Pool
 
 DEATH_BOUND_S = 3.0
-TIMEOUT = timedelta(seconds=3)
-ASKED_WITHIN_S = 1.5  # who waits for a rank of another host for so long has asked what it has called
+TIMEOUT = timedelta(seconds=2)
+ASKED_WITHIN_S = 1.0  # who waits for a rank of another host for so long has asked what it has called
 Shape = tuple[int, ...]
 
 
 @pytest.mark.parametrize("shape", quickly([(1, 2)], [(1, 2), (2, 1), (1, 1, 1)]))
-@pytest.mark.parametrize("mode", quickly(["sync", "recv"], ["sync", "async", "future", "own timeout", "recv"]))
+@pytest.mark.parametrize("mode", quickly(["sync"], ["sync", "async", "future", "own timeout", "recv"]))
 def test_a_rank_that_does_not_call_is_named_with_its_last_call(mortals: Pool, shape: Shape, mode: str) -> None:
     answers = mortals.hosts(*shape).run(timeouts.stays_away, mode)[1:]
     longest = max(took for _, took in answers)  # whose time runs out first speaks for all
@@ -137,7 +137,8 @@ def test_a_stopped_rank_is_named_at_the_timeout(mortals: Pool, signals: Signals,
     assert ranks.run(sum_of_ones) == [ranks.size] * ranks.size, "a new group in the same processes"
 
 
-@pytest.mark.parametrize("pause", quickly(PAUSES[:1], PAUSES), ids=str)
+@pytest.mark.long  # it waits for seconds
+@pytest.mark.parametrize("pause", PAUSES, ids=str)
 def test_who_was_stopped_and_goes_on_has_not_died(
     mortals: Pool, signals: Signals, pause: tuple[Shape, tuple[int, ...], bool]
 ) -> None:
