@@ -191,6 +191,9 @@ func (p *Process) sweep() {
 	oldest := max(0, len(given)-tombs)
 	p.leaving = append(stay, given[oldest:]...)
 	free = append(free, given[:oldest]...)
+	for _, g := range given[oldest:] {
+		g.leaveRemotes()
+	}
 	p.mu.Unlock()
 	for _, g := range free {
 		g.life.mustMove(freed)

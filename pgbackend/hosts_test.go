@@ -1,17 +1,21 @@
 package pgbackend
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/algo"
+	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 )
 
@@ -89,9 +93,17 @@ func TestGoodbyeOverHosts(t *testing.T) {
 
 // cutOff ends all links of a rank, as its death does. A process that makes groups again has others.
 func cutOff(w *world, rank int) {
-	n := w.groups[rank].links.network
+	die(w.groups[rank].links.network)
+}
+
+// die ends links as a death does. The network, which its groups cannot leave any more, does not count as one that is left.
+func die(n *network) {
 	n.worn.Store(true)
 	n.node.Close()
+	p := Get()
+	p.networks.mu.Lock()
+	defer p.networks.mu.Unlock()
+	delete(p.networks.all, n)
 }
 
 // All survivors have one cause, which names the rank that was lost, and a group that they make again works.
@@ -158,6 +170,30 @@ func TestMismatchWithoutDataOverHosts(t *testing.T) {
 		return f
 	})
 	expectAll(t, list, coll.Mismatch, "collective #1", "root 0", "root 1")
+}
+
+// So is it where the data of one of two calls fits into channels: the rank that has sent it waits for another one later.
+func TestMismatchBehindDataOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "012")
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	list := w.eachFailure(func(g *Group) (f *coll.Failure) {
+		if g.rank == 2 {
+			return sum(g, 3)
+		}
+		for range 30 {
+			var in [][]byte
+			if g.rank == 1 {
+				in = one(make([]byte, 3*40_000))
+			}
+			if _, f = g.Issue(coll.Op{Kind: coll.Scatter, Type: coll.Uint8, Root: 1}, in, one(make([]byte, 40_000))); f != nil {
+				break
+			}
+		}
+		return f
+	})
+	expectAll(t, list, coll.Mismatch, "collective #2", "scatter", "all_reduce")
+	w.destroy()
+	requireNoNetworks(t)
 }
 
 // Calls that agree are compared at any moment without harm.
@@ -271,4 +307,172 @@ func writeSecret(t *testing.T, secret string) string {
 	path := filepath.Join(t.TempDir(), "secret")
 	require.NoError(t, os.WriteFile(path, []byte(secret), 0o600))
 	return path
+}
+
+// dyingStore is the store of a rank that dies when it writes in a round: nothing of it comes any more, and its links are closed.
+type dyingStore struct {
+	*bootstrap.MemStore
+	round string
+	die   func()
+	dead  atomic.Bool
+}
+
+var errDead = errors.New("this process is dead")
+
+func (s *dyingStore) Set(key string, value []byte) error {
+	if strings.Contains(key, s.round) && !s.dead.Swap(true) {
+		s.die()
+	}
+	if s.dead.Load() {
+		return errDead
+	}
+	return s.MemStore.Set(key, value)
+}
+
+func (s *dyingStore) Get(key string, timeout time.Duration) ([]byte, error) {
+	if s.dead.Load() {
+		return nil, errDead
+	}
+	return s.MemStore.Get(key, timeout)
+}
+
+// A process that dies in any round of the rendezvous costs the others a moment.
+func TestDeathsWhileHostsMeet(t *testing.T) {
+	real := addressLimit
+	addressLimit = time.Second
+	defer func() { addressLimit = real }()
+	eachAProcess(t)
+	for _, c := range []struct {
+		round  string
+		status coll.Status
+		text   string
+	}{
+		{addressRound, coll.Timeout, "rank 2 (host"},
+		{attachedRound, coll.PeerFailure, "rank 2 (host"},
+		{linkedRound, coll.PeerFailure, "rank 2 (host"},
+		{joinedRound, coll.PeerFailure, "rank 2 (host"},
+	} {
+		t.Run(c.round, func(t *testing.T) {
+			store := bootstrap.NewMemStore()
+			dying := &dyingStore{MemStore: store, round: c.round, die: func() { closeNodes(" 2") }}
+			errs := make([]error, 3)
+			began := time.Now()
+			ranksOf(t, 3, func(rank int) error {
+				config := Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: opTimeout, Store: store, Lasting: store, Options: onHosts("001")(rank)}
+				if rank == 2 {
+					config.Store = dying
+				}
+				_, errs[rank] = Get().Create(config)
+				return nil
+			})
+			measure(t, "the end of the rendezvous", time.Since(began), 5*time.Second)
+			for rank := range 2 {
+				f := CreateFailure("g", errs[rank])
+				require.NoError(t, expect(f, c.status, c.text), rank)
+				require.Equal(t, 2, f.Rank)
+			}
+			require.ErrorContains(t, errs[2], errDead.Error())
+			requireNoNetworks(t)
+		})
+	}
+}
+
+// closeNodes closes the links of processes whose network's name ends so.
+func closeNodes(suffix string) {
+	p := Get()
+	var dying []*network
+	p.networks.mu.Lock()
+	for n := range p.networks.all {
+		if strings.HasSuffix(n.key.host, suffix) {
+			dying = append(dying, n)
+		}
+	}
+	p.networks.mu.Unlock()
+	for _, n := range dying {
+		die(n)
+	}
+}
+
+// requireNoNetworks waits until no network is open any more. Those of other tests end, too.
+func requireNoNetworks(t *testing.T) {
+	t.Helper()
+	p, left := Get(), ""
+	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		left = ""
+		p.networks.mu.Lock()
+		for n := range p.networks.all {
+			left += fmt.Sprintf(" %s (%d groups)", n.key.host, n.users)
+		}
+		p.networks.mu.Unlock()
+		if left == "" {
+			return
+		}
+	}
+	t.Fatalf("networks are left:%s", left)
+}
+
+// Several ranks of one process have one network and one arbiter.
+func TestRanksOfOneProcessOverHosts(t *testing.T) {
+	w, errs := tryWorld(t, 4, opTimeout, onHosts("0011"))
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	require.Same(t, w.groups[0].arbiter, w.groups[1].arbiter)
+	require.NotSame(t, w.groups[0].arbiter, w.groups[2].arbiter)
+	require.Len(t, w.groups[0].links.processes, 2)
+	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+	require.NoError(t, w.groups[0].Destroy())
+	w.groups[1].Abort("enough")
+	for _, rank := range []int{2, 3} {
+		require.NoError(t, expect(sum(w.groups[rank], 10), coll.Aborted, "rank 1", "enough"))
+	}
+	w.destroy()
+	requireNoNetworks(t)
+}
+
+// Where a memfd cannot be mapped, ranks of several hosts use files, too.
+func TestSecondTryOverHosts(t *testing.T) {
+	eachAProcess(t)
+	w, errs := tryWorld(t, 4, opTimeout, func(rank int) options {
+		o := onHosts("0011")(rank)
+		o["shm_attach"] = "tmpfs"
+		return o
+	})
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+}
+
+// A group is destroyed right behind its making, and nothing of it is left.
+func TestDestroyAtOnceOverHosts(t *testing.T) {
+	eachAProcess(t)
+	for range 20 {
+		w, errs := tryWorld(t, 2, opTimeout, onHosts("01"))
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		w.destroy()
+	}
+	requireNoNetworks(t)
+}
+
+// Links between machines do not listen on loopback, and names of interfaces that join no machines are left out.
+func TestLinksBetweenMachines(t *testing.T) {
+	g := &Group{size: 2, members: make([]member, 2)}
+	require.False(t, g.machines())
+	g.members[1].Network = 5
+	require.True(t, g.machines(), "containers of one machine")
+	g.members[1].Network, g.members[1].Arena.BootID = 0, "other"
+	require.True(t, g.machines())
+	settings, err := env.Resolve(nil, nil)
+	require.NoError(t, err)
+	at, err := Get().linkEndpoint(settings, false)
+	require.NoError(t, err)
+	require.Equal(t, bootstrap.Loopback, at.Addresses)
+	require.Nil(t, at.Find)
+	settings, err = env.Resolve(nil, map[string]string{"socket_ifname": "lo"})
+	require.NoError(t, err)
+	_, err = Get().network(networkKey{host: "test", machines: true}, settings)
+	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
 }

@@ -31,13 +31,15 @@ import (
 
 // Times of linking.
 const (
-	addressLimit  = 30 * time.Second       // until all ranks, which have described themselves, have told where they listen
 	linkLimit     = time.Minute            // until all links of a group are there
 	firstDial     = 300 * time.Millisecond // how long the process with the higher identity waits for the other one to dial
 	otherWay      = 2 * time.Second        // how long a process that cannot dial waits for the other one, which perhaps can
 	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links may take before it looks for signals,
 	linkingSlices = 100 * time.Millisecond // and how often it does so then
 )
+
+// addressLimit bounds the time until all ranks, which have described themselves, have told where they listen. Tests change it.
+var addressLimit = 30 * time.Second
 
 // groupLinks is what a rank of a group over several hosts has for its peers on other hosts.
 type groupLinks struct {
@@ -294,6 +296,25 @@ func (l *linking) lost(link *tcp.Link, why error) {
 	}
 }
 
+// askWhyUnlinked takes the reason of the rank at the end of a link that was lost, if it has given the group up before it ended.
+func (g *Group) askWhyUnlinked(store bootstrap.Store, prefix string) {
+	lost := g.unlinked.Load()
+	if lost == nil {
+		return
+	}
+	reason := bootstrap.Abandoned(store, prefix, lost.Rank)
+	if reason == "" {
+		return
+	}
+	f := *lost
+	f.Status = coll.System
+	if strings.Contains(reason, closedByPeer) {
+		f.Status = coll.PeerFailure
+	}
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(lost.Rank), strings.TrimPrefix(reason, "sagecomm: "))
+	g.unlinked.Store(&f)
+}
+
 // noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
 func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
 	rank := to.ranks[0]
@@ -451,6 +472,17 @@ func (g *Group) haveLeft(ranks []int) (left, known bool) {
 // ownControl returns the control area of this rank.
 func (g *Group) ownControl() *controlArea {
 	return (*controlArea)(unsafe.Pointer(unsafe.SliceData(g.memory.arena.Bytes(g.memory.control))))
+}
+
+// leaveRemotes frees what a group that was given up has for ranks of other hosts, while its shared block stays for those of this one.
+// Requires: no rank touches the memory of the group any more.
+func (g *Group) leaveRemotes() {
+	for rank := range g.size {
+		if g.isRemote(rank) {
+			g.life.lost(rank) // its shadow is not looked at again
+		}
+	}
+	g.freeLinks()
 }
 
 // closeLinking lets no further process make a link for the group.

@@ -21,6 +21,10 @@ import (
 
 // This file has the links of this process to processes of other hosts, which its groups share. linking.go makes those of one group.
 
+// networkRest is how long a network without groups stays: for a next group, and for processes that are still to find out why they have none,
+// otherWay at most. Tests change it.
+var networkRest = 3 * time.Second
+
 const (
 	linkData  = 1           // data connections of each link, the same in all processes
 	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
@@ -45,6 +49,7 @@ type network struct {
 
 	// Guarded by networks.mu:
 	users  int // groups
+	unused int // timers that end the network if nobody uses it by then
 	making int // of them, those that are being made
 
 	mu       sync.Mutex
@@ -133,13 +138,22 @@ func (n *network) stopIfWorn() {
 	}
 }
 
-// leaveNetwork gives a network back. It ends with its last group.
+// leaveNetwork gives a network back. It ends when no group has used it for a while.
 func (p *Process) leaveNetwork(n *network) {
 	p.networks.mu.Lock()
 	defer p.networks.mu.Unlock()
-	if n.users--; n.users == 0 {
-		p.endNetwork(n)
+	if n.users--; n.users > 0 || !p.networks.all[n] {
+		return
 	}
+	n.unused++
+	time.AfterFunc(networkRest, func() {
+		defer recoverFrom("the end of links to other hosts")
+		p.networks.mu.Lock()
+		defer p.networks.mu.Unlock()
+		if n.unused--; n.unused == 0 && n.users == 0 && p.networks.all[n] {
+			p.endNetwork(n)
+		}
+	})
 }
 
 // endNetwork ends a network that no group uses. Its links end in the background.

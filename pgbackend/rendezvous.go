@@ -147,6 +147,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	defer func() {
 		if failed != nil {
 			g.abandonTry(c.Store, try, behind(round), failed)
+			g.askWhyUnlinked(c.Store, g.keys+try+joinedRound)
 		}
 	}()
 	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)

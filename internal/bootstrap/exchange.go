@@ -51,6 +51,15 @@ func Abandon(store Store, prefix string, rank int, cause error) error {
 	return nil
 }
 
+// Abandoned returns the reason that a rank has given by [Abandon] or [Agree], "" if it has given none. It does not wait.
+func Abandoned(store Store, prefix string, rank int) string {
+	record, err := store.Get(key(prefix, rank), 0)
+	if err != nil || len(record) == 0 || record[0] != markFailure {
+		return ""
+	}
+	return string(record[1:])
+}
+
 // Agree tells every rank whether all ranks succeeded: nil if err is nil everywhere, otherwise a [*FailedError] that
 // names every rank that failed and why, the same on all ranks. No rank may go on before it returns. A rank that does
 // not come makes it a [*TimeoutError].

@@ -32,6 +32,7 @@ var recovered = map[string]string{
 	"pgbackend/failure_callback.go: time.AfterFunc": "closes a channel",
 	"pgbackend/join.go: context.AfterFunc":          "closes a store",
 	"pgbackend/peers.go: go p.await":                "Process.await defers recoverFrom",
+	"pgbackend/create.go: go g.followRemotes":       "it defers recoverFrom, and compares in guard",
 	"internal/engine/cuda/ending.go: go s.run":      "the turn of each member is in its guard, and between turns nothing of a group is used",
 	"internal/shmem/scm.go: s.running.Go":           "calls of the system, and comparisons with what a client has sent",
 	"internal/shmem/scm.go: context.AfterFunc":      "sets a deadline",
