@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,9 @@ import host_stores
 import test_aborts as aborts
 import test_faults as faults
 import test_peer_failure as deaths
-from failing import backend, caught, sum_of_ones
+from failing import backend, caught, common_cause, sum_of_ones
 from programs import Programs, Signals, await_sleep, in_background
-from promises import kept, most
+from promises import kept
 from random_programs import SHAPES
 from selection import quickly
 from worker import Outcome
@@ -55,22 +54,8 @@ def until_failure(death: Death, path: str) -> dict[str, Any]:
     """What a survivor was told, and the cause that all survivors have come to."""
     answer = deaths.run_until_failure(path, death.mode, death.count)
     survivors = [rank for rank in range(dist.get_world_size()) if rank not in death.victims]
-    answer["cause"] = common_cause(survivors)
+    answer["cause"] = common_cause(host_stores.common(), survivors)
     return answer
-
-
-def common_cause(survivors: Iterable[int]) -> str:
-    """Compares the text that a new call raises on all survivors until it is the same. Where the store has gone, each
-    may raise its own observation until they have agreed on the first cause."""
-    store, deadline, number = host_stores.common(), time.monotonic() + most(BOUND_S), 0
-    while True:
-        text = str(caught(dist.barrier)[0])
-        store.set(f"cause {number} of {dist.get_rank()}", text)
-        texts = {store.get(f"cause {number} of {rank}").decode() for rank in survivors}
-        if len(texts) == 1:
-            return text
-        assert time.monotonic() < deadline, f"survivors keep different causes: {texts}"
-        number += 1
 
 
 def kill(death: Death, ranks: World, signals: Signals, delay_s: float = 0.0) -> None:
