@@ -41,9 +41,12 @@ facade_result fail(comm_t comm, facade_result result, const char *format, ...) _
 void remember(facade_result result, const char *text);
 /* Returns the last error of this thread. */
 const char *last_error(void);
-/* Returns a copy of the last error of this thread, or of a communicator if that is newer. It is valid until this thread asks again. */
+/* Makes the last error of this thread, which has run a job that nobody waits for, known to all threads. */
+void publish_error(void);
+/* Returns a copy of the last error of this thread, or, if that is newer, of a communicator, or without one the last published error. It
+ * is valid until this thread asks again. */
 const char *newest_error(comm_t comm);
-/* The same for a thread whose last call gave this result; otherwise NULL. */
+/* Returns a copy of the last error of a thread whose last call gave this result; otherwise NULL. */
 const char *error_behind(facade_result result);
 
 /* Returns the result for a status below zero of the core, with its text as the last error. */

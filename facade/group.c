@@ -127,6 +127,7 @@ static void run(job *j) {
   if (j->result != RESULT_OK) memcpy(j->text, last_error(), sizeof j->text);
   derived(j); /* before its user hears of the end */
   if (j->blocking) return;
+  if (j->result != RESULT_OK) publish_error();
   comm_t told = told_by(j);
   scr_note_released(told);
   comm_set_state(told, j->result);
