@@ -181,27 +181,36 @@ facade_result comm_finish_group(comm_t comm) {
   return result;
 }
 
+/* Returns false if nothing changes. */
+static bool set_finalizing(comm_t comm, bool finalizing) {
+  pthread_mutex_lock(&comm_lock);
+  bool changes = comm->finalizing != finalizing;
+  comm->finalizing = finalizing;
+  pthread_mutex_unlock(&comm_lock);
+  return changes;
+}
+
 facade_result comm_finalize(comm_t comm, const char *function) {
   facade_result result = comm_enter(comm, function);
   if (result != RESULT_OK) return result;
-  job *j = comm->blocking ? NULL : calloc(1, sizeof *j);
-  if (j == NULL && !comm->blocking) {
+  job *j = calloc(1, sizeof *j);
+  if (j == NULL) {
     comm_release(comm);
     return out_of_memory(function);
   }
-  pthread_mutex_lock(&comm_lock);
-  bool first = !comm->finalizing; /* two threads may both have entered */
-  comm->finalizing = true;
-  pthread_mutex_unlock(&comm_lock);
-  if (!first || comm->blocking) {
-    result = first ? comm_finish_group(comm) : unusable(function);
-    free(j);
-    comm_release(comm);
-    return result;
-  }
   j->kind = JOB_FINALIZE;
   j->comm = comm; /* with the hold */
-  return job_now(j);
+  j->blocking = comm->blocking;
+  if (!set_finalizing(comm, true)) { /* two threads may both have entered */
+    job_free(j);
+    return unusable(function);
+  }
+  if (job_derive(j)) return job_now(j);
+  set_finalizing(comm, false);
+  job_free(j);
+  return fail(NULL, RESULT_USAGE,
+              "sagecomm: %s: a split or shrink of this communicator is in the same group call: finalize it afterwards",
+              function);
 }
 
 bool comm_usable(comm_t comm) {

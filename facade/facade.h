@@ -106,7 +106,7 @@ struct FACADE_COMM {
   int issuing; /* of the threads that hold it, those that may touch the buffers of calls */
   bool destroyed, aborted;
   bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
-  struct job *deriving;  /* its splits and shrinks, in the order of their calls; the first goes on */
+  struct job *deriving;  /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
   sagecomm_group group;  /* 0: it has not joined yet */
   facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
   char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
@@ -128,7 +128,8 @@ void comm_release(comm_t comm);
 /* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread of this library
  * touches buffers of its calls. */
 facade_result comm_end(comm_t comm, const char *function, const char *reason);
-/* Ends a communicator's group when its operations are complete: at once, or, where it does not block, in a job. An abort ends the wait. */
+/* Ends a communicator's group when its operations are complete, and the splits and shrinks that were called before: in this call, or,
+ * where it does not block, on a thread. An abort ends the wait. Inside a group call it does not wait for the end of that. */
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
@@ -199,7 +200,7 @@ typedef struct job {
   struct job *head;           /* of the first job: that of another chain */
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
-  bool derives; /* it is in the list `deriving` of its communicator */
+  bool derives; /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
   char text[TEXT_BYTES];
@@ -219,10 +220,10 @@ facade_result out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 facade_result refused(facade_result result);
 
-/* Gives a split or shrink its place behind those of the same parent. Returns false if one is in the same group call: the ranks could
- * not tell which is which. */
+/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call: the
+ * ranks could not tell which is which, and a finalization would wait for what the group call begins. */
 bool job_derive(job *j);
-/* Wakes the jobs that wait for their turn, because a communicator to be made was aborted. */
+/* Wakes the jobs that wait for their turn, because a communicator was aborted. */
 void job_cancelled(void);
 
 void group_start(void);

@@ -16,7 +16,10 @@ static _Thread_local int depth;
 static _Thread_local job *jobs;
 static _Thread_local facade_result first_error; /* of a call inside the group */
 
-/* Splits and shrinks of a parent wait for their turn here. */
+/* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
+static comm_t told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
+
+/* Splits, shrinks and the finalization of a parent wait for their turn here. */
 static pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
 
 bool job_derive(job *j) {
@@ -52,16 +55,17 @@ void job_cancelled(void) {
 /* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
 static facade_result await_turn(job *j) {
   if (!j->derives) return RESULT_OK;
+  comm_t told = told_by(j);
   pthread_mutex_lock(&comm_lock);
   bool ended = false;
   while (j->comm->deriving != j && !ended) {
-    ended = j->child != NULL && __atomic_load_n(&j->child->cancelled, __ATOMIC_ACQUIRE) != 0;
+    ended = __atomic_load_n(&told->cancelled, __ATOMIC_ACQUIRE) != 0;
     if (!ended) pthread_cond_wait(&turn, &comm_lock);
   }
   pthread_mutex_unlock(&comm_lock);
   if (!ended) return RESULT_OK;
   facade_result result =
-      fail(j->child, RESULT_USAGE, "sagecomm: the communicator was aborted before its split or shrink began");
+      fail(told, RESULT_USAGE, "sagecomm: the communicator was aborted before its split, shrink or finalization began");
   if (j->blocking) join_dropped(j);
   return result;
 }
@@ -75,9 +79,6 @@ void job_free(job *j) {
   free(j->calls);
   free(j);
 }
-
-/* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
-static comm_t told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
 
 /* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which its first
  * operation is. Operations on host memory before come behind their streams in the context of the thread that called them. */

@@ -1,0 +1,109 @@
+/* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
+ * Usage: nccl_cases texts|finalizes RANKS */
+#include "nccl_ranks.h"
+
+#include <signal.h>
+
+/* No rank begins before all know that they have joined. */
+static ncclComm_t communicator(int size, int blocking) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = blocking;
+  ncclComm_t comm = NULL;
+  settle(comm, ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config) == ncclInternalError
+                   ? ncclInternalError
+                   : ncclInProgress);
+  meet();
+  return comm;
+}
+
+/* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without a communicator, if
+ * that has none that is newer. */
+static void texts(int size) {
+  ncclComm_t comm = communicator(size, 0);
+  expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "ncclCommCount");
+  int32_t from[2] = {1, 1}, to[2];
+  ncclResult_t result = ncclAllReduce(from, to, my_rank == 0 ? 2 : 1, ncclInt32, ncclSum, comm, NULL);
+  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+  expect(result, ncclInvalidUsage, NULL, "all_reduce");
+  expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "ncclCommCount");
+  OK(ncclCommDestroy(comm));
+}
+
+/* Rank 0 finalizes a communicator while its split waits for the other ranks. */
+static void finalizes(int size) {
+  for (int blocking = 0; blocking < 2; blocking++) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = communicator(size, blocking), child = NULL;
+    if (my_rank != 0 && !blocking) meet();
+    CHECK(ncclCommSplit(comm, 0, -my_rank, &child, &config) == ncclInProgress);
+    ncclResult_t result = ncclCommFinalize(comm);
+    CHECK(result == (blocking ? ncclSuccess : ncclInProgress));
+    if (my_rank == 0 && !blocking) meet();
+    settle(child, ncclInProgress);
+    settle(comm, result);
+    CHECK(sum(child, 3) == 3 * size);
+    OK(ncclCommDestroy(child));
+    OK(ncclCommDestroy(comm));
+  }
+
+  ncclComm_t comm = communicator(size, 1), child = NULL;
+  OK(ncclGroupStart());
+  OK(ncclCommSplit(comm, 0, 0, &child, NULL));
+  expect(ncclCommFinalize(comm), ncclInvalidUsage, NULL, "is in the same group call");
+  OK(ncclGroupEnd());
+  CHECK(sum(child, 1) == size && sum(comm, 1) == size);
+  OK(ncclCommDestroy(child));
+
+  /* An abort ends the wait of a finalization for a split that no other rank joins. */
+  ncclComm_t other = communicator(size, 0);
+  if (my_rank == 0) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    CHECK(ncclCommSplit(other, 0, 0, &child, &config) == ncclInProgress);
+    CHECK(ncclCommFinalize(other) == ncclInProgress);
+    OK(ncclCommAbort(other));
+    ncclResult_t result = ncclInProgress;
+    while (result == ncclInProgress) OK(ncclCommGetAsyncError(child, &result));
+    CHECK(result != ncclSuccess);
+    OK(ncclCommAbort(child));
+  }
+  meet();
+  if (my_rank != 0) OK(ncclCommDestroy(other));
+  OK(ncclCommDestroy(comm));
+}
+
+static const struct {
+  const char *name;
+  void (*play)(int size);
+} cases[] = {{"texts", texts}, {"finalizes", finalizes}};
+
+int main(int argc, char **argv) {
+  int size = argc == 3 ? atoi(argv[2]) : 0, worst = 0;
+  void (*play)(int) = NULL;
+  for (size_t i = 0; size >= 1 && size <= 8 && i < sizeof cases / sizeof cases[0]; i++) {
+    if (strcmp(argv[1], cases[i].name) == 0) play = cases[i].play;
+  }
+  if (play == NULL) {
+    fprintf(stderr, "usage: %s CASE RANKS\n", argv[0]);
+    return 2;
+  }
+  share_among(size);
+  pid_t child[8];
+  for (int rank = 0; rank < size; rank++) {
+    child[rank] = fork();
+    if (child[rank] < 0) return 2;
+    if (child[rank] != 0) continue;
+    my_rank = rank;
+    play(size);
+    _exit(0);
+  }
+  for (int rank = 0; rank < size; rank++) {
+    int status = 0;
+    if (wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+    for (int i = 0; i < size && worst == 0; i++) kill(child[i], SIGKILL); /* the others may wait for it */
+    worst = 1;
+  }
+  if (worst == 0) printf("%d ranks agree\n", size);
+  return worst;
+}
