@@ -109,6 +109,9 @@ typedef struct sagecomm_segment {
 
 enum {
   SAGECOMM_ASYNC = 1, /* issue() returns without waiting for peers */
+  /* Of a p2p operation of a rank with itself in issue_coalesced(): its other side is in the same call, the first recv for the first send
+   * and so on, whatever their tags. A call that lacks a side is refused, and a pair on one piece of memory is left out. */
+  SAGECOMM_PAIRED = 2,
 };
 
 #define SAGECOMM_ANY_SOURCE (-1)
@@ -188,7 +191,7 @@ typedef struct sagecomm_op {
   uint8_t kind;        /* sagecomm_kind */
   uint8_t dtype;       /* sagecomm_dtype */
   uint8_t reduce_op;   /* sagecomm_reduce_op, for all_reduce, reduce and reduce_scatter */
-  uint8_t flags;       /* SAGECOMM_ASYNC */
+  uint8_t flags;       /* SAGECOMM_ASYNC, SAGECOMM_PAIRED */
   int32_t root;        /* root of broadcast, reduce, gather and scatter, peer of send and recv (rank in the group) */
   int32_t tag;         /* of a p2p operation; negative tags are for composite operations, not for users */
   uint32_t n_in;       /* segments of the input */
@@ -466,7 +469,7 @@ typedef struct sagecomm_api {
    * collective. All ranks make the same collectives in the same order; p2p operations may differ. Operations of one
    * kind, reduction and root that stand next to each other, in any mixture of types, may run in any order, and there
    * is no order between p2p operations and collectives: none of them may touch memory that another one of them
-   * writes. The flags of the first operation apply to all. If one operation is refused, none is issued. If there is
+   * writes. SAGECOMM_ASYNC of the first operation applies to all. If one operation is refused, none is issued. If there is
    * no memory for a later one, the group fails, because other ranks have issued it. With n = 0 the result is OK. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err);

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"unsafe"
 
-	"sagecomm/fusion"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/runner"
@@ -90,7 +89,7 @@ func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 				ops[i].Name(), g.rank, i, ops[i].Device, on))
 		}
 	}
-	return fusion.Plan(ops), nil
+	return g.batches(calls, ops)
 }
 
 // broken takes the group down because peers make a call that this rank cannot join.

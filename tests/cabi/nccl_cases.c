@@ -1,5 +1,5 @@
 /* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes RANKS */
+ * Usage: nccl_cases texts|finalizes|itself RANKS */
 #include "nccl_ranks.h"
 
 #include <signal.h>
@@ -73,10 +73,45 @@ static void finalizes(int size) {
   OK(ncclCommDestroy(comm));
 }
 
+/* A rank sends to itself. */
+static void itself(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  int32_t one = my_rank + 1, other = 0;
+  expect(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL), ncclInvalidUsage, comm,
+         "has 1 sends to itself and 0 recvs");
+  expect(ncclRecv(&one, 1, ncclInt32, my_rank, comm, NULL), ncclInvalidUsage, comm,
+         "has 0 sends to itself and 1 recvs");
+  OK(ncclGroupStart());
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclAllReduce(&other, &other, 1, ncclInt32, ncclSum, comm, NULL));
+  expect(ncclGroupEnd(), ncclInvalidUsage, comm, "in the same group call");
+
+  OK(ncclGroupStart());
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclRecv(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(one == my_rank + 1);
+  OK(ncclGroupStart());
+  OK(ncclRecv(&one, 1, ncclInt32, my_rank, comm, NULL)); /* the first recv is for the first send */
+  OK(ncclRecv(&other, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(one == my_rank + 1 && other == one);
+  CHECK(sum(comm, 1) == size);
+  OK(ncclCommDestroy(comm));
+
+  comm = communicator(size, 0);
+  ncclResult_t result = ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL);
+  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+  expect(result, ncclInvalidUsage, NULL, "has 1 sends to itself");
+  OK(ncclCommDestroy(comm));
+}
+
 static const struct {
   const char *name;
   void (*play)(int size);
-} cases[] = {{"texts", texts}, {"finalizes", finalizes}};
+} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}};
 
 int main(int argc, char **argv) {
   int size = argc == 3 ? atoi(argv[2]) : 0, worst = 0;

@@ -431,6 +431,36 @@ def replayed(rank: int, size: int, store: str) -> None:
     cuda_holds.check()
 
 
+def to_itself(rank: int, size: int, store: str) -> str:
+    """Each rank sends to itself, in one buffer and in two, while the buffers are late. Returns why a send alone is
+    refused."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    x, y, got = mine_of(rank), mine_of(rank + 1), empty()
+    library.call("ncclGroupStart")
+    for source, target in ((x, x), (y, got)):
+        library.call("ncclSend", pointer(source), N, FLOAT32, rank, comm, stream())
+        library.call("ncclRecv", pointer(target), N, FLOAT32, rank, comm, stream())
+    library.call("ncclAllReduce", pointer(z := mine_of(rank)), pointer(z), N, FLOAT32, SUM, comm, stream())
+    library.call("ncclGroupEnd")
+    x.add_(1)
+    same(x, values(rank) + 1, "a send onto itself")
+    same(got, values(rank + 1), "a send to itself")
+    same(z, torch.stack([values(r) for r in range(size)]).sum(0), "the all_reduce beside them")
+    try:
+        library.call("ncclSend", pointer(x), N, FLOAT32, rank, comm, stream())
+        text = ""
+    except Error as error:
+        assert error.result == INVALID_USAGE, error
+        text = str(error)
+    library.call("ncclCommDestroy", comm)
+    cuda_holds.check()
+    return text
+
+
 def host_memory(rank: int, size: int, store: str) -> None:
     """Pinned memory is reduced behind what the stream of the call holds."""
     torch.cuda.set_device(rank % torch.cuda.device_count())

@@ -100,6 +100,12 @@ def test_graphs(facade_bed: CudaBed, size: int) -> None:
     facade_bed.ranks("facade_ranks:replayed", size, **SETTINGS, SAGECOMM_ENGINE="cuda")
 
 
+@pytest.mark.parametrize("engine", quickly(["staged"], ["staged", "cuda"]))
+def test_a_rank_sends_to_itself(facade_bed: CudaBed, engine: str) -> None:
+    for text in facade_bed.ranks("facade_ranks:to_itself", 2, **SETTINGS, SAGECOMM_ENGINE=engine):
+        assert "has 1 sends to itself" in text
+
+
 def test_pinned_memory(facade_bed: CudaBed) -> None:
     facade_bed.ranks("facade_ranks:host_memory", 2, **SETTINGS)
 
