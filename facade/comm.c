@@ -160,7 +160,7 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason) {
     sagecomm_error err;
     __atomic_store_n(&comm->cancelled, 1, __ATOMIC_RELEASE);
     job_cancelled();
-    if (first && group != 0) core()->group_abort(group, reason, &err);
+    if (first && group != 0) core()->group_leave(group, reason, &err);
     pthread_mutex_lock(&comm_lock);
     while (comm->issuing > 0) pthread_cond_wait(&finished, &comm_lock);
     pthread_mutex_unlock(&comm_lock);

@@ -1,5 +1,5 @@
 /* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes|itself RANKS */
+ * Usage: nccl_cases texts|finalizes|itself|leaves RANKS */
 #include "nccl_ranks.h"
 
 #include <signal.h>
@@ -108,10 +108,55 @@ static void itself(int size) {
   OK(ncclCommDestroy(comm));
 }
 
+/* Rank 0 aborts. With nothing outstanding that is no failure to a rank that does not need it. */
+static void leaves(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  CHECK(sum(comm, 1) == size);
+  meet();
+  if (my_rank == 0) OK(ncclCommAbort(comm));
+  meet();
+  if (my_rank != 0) {
+    ncclResult_t state = ncclInternalError;
+    OK(ncclCommGetAsyncError(comm, &state));
+    CHECK(state == ncclSuccess);
+    int next = my_rank % (size - 1) + 1, last = (my_rank + size - 3) % (size - 1) + 1;
+    int32_t from = my_rank, to = 0;
+    OK(ncclGroupStart());
+    OK(ncclSend(&from, 1, ncclInt32, next, comm, NULL));
+    OK(ncclRecv(&to, 1, ncclInt32, last, comm, NULL));
+    OK(ncclGroupEnd());
+    CHECK(to == last);
+    meet();
+    expect(ncclAllReduce(&from, &to, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, " left");
+    OK(ncclCommAbort(comm));
+  } else {
+    meet();
+  }
+
+  /* With a recv that waits, the others fail. Rank 1 knows that it is posted. */
+  comm = communicator(size, 0);
+  int32_t value = 1, never = 0;
+  if (my_rank == 0) {
+    OK(ncclGroupStart());
+    OK(ncclRecv(&never, 1, ncclInt32, 1, comm, NULL));
+    OK(ncclSend(&value, 1, ncclInt32, 1, comm, NULL));
+    CHECK(ncclGroupEnd() == ncclInProgress);
+    meet();
+    OK(ncclCommAbort(comm));
+  } else {
+    ncclResult_t state = ncclSuccess;
+    if (my_rank == 1) settle(comm, ncclRecv(&value, 1, ncclInt32, 0, comm, NULL));
+    meet();
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "ncclCommAbort() was called");
+    OK(ncclCommAbort(comm));
+  }
+}
+
 static const struct {
   const char *name;
   void (*play)(int size);
-} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}};
+} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}, {"leaves", leaves}};
 
 int main(int argc, char **argv) {
   int size = argc == 3 ? atoi(argv[2]) : 0, worst = 0;

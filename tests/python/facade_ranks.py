@@ -257,7 +257,8 @@ def training(rank: int, size: int, store: str, function: str, *arguments: Any) -
 
 
 def aborts(rank: int, size: int, store: str) -> str:
-    """Rank 0 aborts its group. The operation of the others fails, and each can make a new group."""
+    """Rank 0 aborts its group, of which it has nothing outstanding. The operation of the others fails, and each can make
+    a new group."""
     begin(rank, size, store)
     t = mine()
     dist.all_reduce(t)
