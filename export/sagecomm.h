@@ -304,6 +304,13 @@ typedef struct sagecomm_join {
   const int32_t *cancelled;
 } sagecomm_join;
 
+/* Whether group_shrink() aborts the parent first. */
+typedef enum sagecomm_aborts {
+  SAGECOMM_NO_ABORT = 0,
+  SAGECOMM_ABORT_OUTSTANDING = 1, /* if operations of this rank are not complete, as group_leave() finds out */
+  SAGECOMM_ABORT_ANYWAY = 2,      /* the caller has some that it has not issued yet */
+} sagecomm_aborts;
+
 /* This rank's part in a group that is made of ranks of another one, its parent, see group_split() and group_shrink(). Fill
  * with zeros first. */
 typedef struct sagecomm_child {
@@ -314,7 +321,7 @@ typedef struct sagecomm_child {
   int32_t key;   /* of group_split(): ranks are ordered by it, and by their rank in the parent where keys are equal */
   const int32_t *left_out; /* of group_shrink(): ranks of the parent, in any order */
   uint32_t n_left_out;
-  uint32_t reserved;              /* 0 */
+  uint32_t aborts;                /* of group_shrink(): sagecomm_aborts */
   const char *name;               /* for messages; the same on all ranks of the new group */
   int64_t timeout_ns;             /* for the rendezvous and for operations; 0: that of operations of the parent */
   const sagecomm_option *options; /* NULL: those of the parent */
@@ -610,7 +617,7 @@ typedef struct sagecomm_api {
 
   /* Creates groups of the ranks of a parent without those of `left_out`, in the order of the parent, or of `members`. The ranks that
    * stay call it, all with the same list; the others do not, and may have died. The parent must have been made by group_join(),
-   * group_split() or group_shrink(). It may have failed, and stays as it is. Otherwise as group_split(). */
+   * group_split() or group_shrink(). It may have failed, and stays as it is, unless operations of it are aborted. Otherwise as group_split(). */
   int32_t (*group_shrink)(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
 
   /* Finds out where memory is: *device_type and *device_index become those of sagecomm_op. Memory that no vendor's runtime

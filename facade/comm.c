@@ -220,6 +220,14 @@ bool comm_usable(comm_t comm) {
   return usable;
 }
 
+bool comm_give_up(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  comm->given_up = true;
+  bool calls = comm->in_progress > 0;
+  pthread_mutex_unlock(&comm_lock);
+  return calls;
+}
+
 void comm_set_state(comm_t comm, facade_result state) {
   pthread_mutex_lock(&comm_lock);
   comm->state = state;
@@ -264,13 +272,17 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
   pthread_mutex_lock(&comm_lock);
   *error = comm->state;
   sagecomm_group group = comm->group;
+  bool given_up = comm->given_up;
   pthread_mutex_unlock(&comm_lock);
-  if (*error == RESULT_OK) {
+  if (*error == RESULT_OK || (given_up && *error == RESULT_REMOTE)) {
     scr_note_acquired(comm); /* what a thread of this library has done for it */
     sagecomm_error err = {0};
     int32_t status = group == 0 ? SAGECOMM_OK : core()->group_error(group, &err);
-    if (status < 0 && comm_group(comm) == group)
-      *error = failed(comm, status, &err); /* it was not finalized meanwhile */
+    if (given_up && status == SAGECOMM_ABORTED) {
+      *error = RESULT_OK;
+    } else if (status < 0 && comm_group(comm) == group) { /* it was not finalized meanwhile */
+      *error = failed(comm, status, &err);
+    }
   }
   comm_release(comm);
   return RESULT_OK;

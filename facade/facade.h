@@ -102,9 +102,11 @@ struct FACADE_COMM {
   int64_t operations_ns; /* how long an operation may take */
   int32_t cancelled;     /* not 0: its join is to end; atomic */
   /* The rest is protected by the lock of comm.c. */
-  int holders; /* calls and threads that use it, and 1 until it is destroyed */
-  int issuing; /* of the threads that hold it, those that may touch the buffers of calls */
+  int holders;     /* calls and threads that use it, and 1 until it is destroyed */
+  int issuing;     /* of the threads that hold it, those that may touch the buffers of calls */
+  int in_progress; /* jobs with calls of it that have not ended */
   bool destroyed, aborted;
+  bool given_up;         /* it was shrunk, and its operations were aborted for that, which is no error */
   bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
   struct job *deriving;  /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
   sagecomm_group group;  /* 0: it has not joined yet */
@@ -133,6 +135,8 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason);
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
+/* Notes that a communicator is shrunk and its operations are aborted for that. Returns whether calls of it are in progress. */
+bool comm_give_up(comm_t comm);
 /* Whether it has joined and was not finalized. */
 bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
@@ -200,7 +204,8 @@ typedef struct job {
   struct job *head;           /* of the first job: that of another chain */
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
-  bool derives; /* it is in the list `deriving` of its communicator, until it has ended */
+  bool in_progress; /* of calls: it counts in its communicator, until it has ended */
+  bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
   char text[TEXT_BYTES];

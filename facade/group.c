@@ -35,14 +35,26 @@ bool job_derive(job *j) {
   return true;
 }
 
-static void derived(job *j) {
-  if (!j->derives) return;
+/* Counts a job with calls. Requires: it has its communicator. */
+static void begin(job *j) {
   pthread_mutex_lock(&comm_lock);
-  job **at = &j->comm->deriving;
-  while (*at != j) at = &(*at)->derives_next;
-  *at = j->derives_next;
-  j->derives = false;
-  pthread_cond_broadcast(&turn);
+  j->comm->in_progress++;
+  j->in_progress = true;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+/* Takes a job that has ended off the count and the list of its communicator. */
+static void ended(job *j) {
+  if (!j->derives && !j->in_progress) return;
+  pthread_mutex_lock(&comm_lock);
+  if (j->in_progress) j->comm->in_progress--;
+  if (j->derives) {
+    job **at = &j->comm->deriving;
+    while (*at != j) at = &(*at)->derives_next;
+    *at = j->derives_next;
+    pthread_cond_broadcast(&turn);
+  }
+  j->derives = j->in_progress = false;
   pthread_mutex_unlock(&comm_lock);
 }
 
@@ -71,7 +83,7 @@ static facade_result await_turn(job *j) {
 }
 
 void job_free(job *j) {
-  derived(j);
+  ended(j);
   if (j->comm != NULL) comm_release(j->comm);
   if (j->child != NULL) comm_release(j->child);
   for (int i = 0; i < j->n_calls; i++) free(j->calls[i].lists);
@@ -126,7 +138,7 @@ facade_result job_run(job *j) {
 static void run(job *j) {
   j->result = job_run(j);
   if (j->result != RESULT_OK) memcpy(j->text, last_error(), sizeof j->text);
-  derived(j); /* before its user hears of the end */
+  ended(j); /* before its user hears of the end */
   if (j->blocking) return;
   if (j->result != RESULT_OK) publish_error();
   comm_t told = told_by(j);
@@ -347,7 +359,9 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
     job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
     note_context(&alone);
+    begin(&alone);
     facade_result result = job_run(&alone);
+    ended(&alone);
     free(c->lists);
     return result;
   }
@@ -385,6 +399,7 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   comm_hold(comm, function); /* the caller holds it too */
   j->comm = comm;
   note_context(j);
+  begin(j);
   return job_submit(j);
 }
 

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -106,4 +108,45 @@ func TestARankLeavesBehindAStream(t *testing.T) {
 			t.Error(f)
 		}
 	})
+}
+
+// A shrink that aborts its parent first leaves a parent with nothing outstanding as it is.
+func TestShrinkAbortsWhatIsOutstanding(t *testing.T) {
+	for name, c := range map[string]struct {
+		aborts Aborts
+		issue  bool
+		fails  bool
+	}{
+		"nothing":     {AbortOutstanding, false, false},
+		"a recv":      {AbortOutstanding, true, true},
+		"not issued":  {AbortAnyway, false, true},
+		"not aborted": {NoAbort, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			groups := joined(t, 3)
+			end := func() {}
+			if c.issue {
+				work, f := groups[0].Issue(coll.Op{Kind: coll.Recv, Type: coll.Uint8, Root: 2, Async: true}, nil, one(make([]byte, 4)))
+				require.Nil(t, f)
+				end = func() {
+					_ = finish(work)
+					work.Release()
+				}
+			}
+			rest, err := Get().Shrink(children(groups[:2], func(int) Child { return Child{LeftOut: []int{2}, Aborts: c.aborts} }))
+			require.NoError(t, err)
+			defer destroyAll(rest)
+			for rank, g := range groups {
+				f := g.failed()
+				require.Equal(t, c.fails, f != nil, "rank %d", rank)
+				if c.fails {
+					require.Equal(t, coll.Aborted, f.Status)
+					require.Contains(t, f.Message, "it is shrunk, and its operations were to be aborted")
+				}
+				require.Nil(t, rest[min(rank, 1)].failed())
+			}
+			groups[0].Abort("the test is over")
+			end()
+		})
+	}
 }

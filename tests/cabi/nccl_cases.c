@@ -1,5 +1,5 @@
 /* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes|itself|leaves RANKS */
+ * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks RANKS */
 #include "nccl_ranks.h"
 
 #include <signal.h>
@@ -153,10 +153,52 @@ static void leaves(int size) {
   }
 }
 
+/* All ranks but the last shrink a communicator and abort its operations. With none outstanding it stays as it is. */
+static void shrinks(int size) {
+  int last = size - 1;
+  ncclResult_t state = ncclInternalError;
+  ncclComm_t comm = communicator(size, 1), child = NULL, again = NULL;
+  if (my_rank != last) {
+    OK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT));
+    CHECK(sum(child, 1) == size - 1);
+    OK(ncclCommDestroy(child));
+  }
+  meet();
+  OK(ncclCommGetAsyncError(comm, &state));
+  CHECK(state == ncclSuccess && sum(comm, 2) == 2 * size);
+  OK(ncclCommFinalize(comm));
+  OK(ncclCommDestroy(comm));
+
+  /* An operation that the last rank does not call. Ranks that have shrunk the communicator see no error of it. */
+  comm = communicator(size, 0);
+  int32_t value = 1;
+  if (my_rank == last) {
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "it is shrunk");
+    meet();
+  } else {
+    CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclInProgress);
+    OK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress ? ncclSuccess
+                                                                                         : ncclInternalError);
+    settle(child, ncclInProgress);
+    CHECK(sum(child, 1) == size - 1);
+    settle(comm, ncclInProgress);
+    expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, "it is shrunk");
+    OK(ncclCommShrink(comm, &last, 1, &again, NULL, NCCL_SHRINK_DEFAULT) == ncclInProgress ? ncclSuccess
+                                                                                           : ncclInternalError);
+    settle(again, ncclInProgress);
+    CHECK(sum(again, 1) == size - 1);
+    meet();
+    OK(ncclCommDestroy(child));
+    OK(ncclCommDestroy(again));
+  }
+  OK(ncclCommAbort(comm));
+}
+
 static const struct {
   const char *name;
   void (*play)(int size);
-} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}, {"leaves", leaves}};
+} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}, {"leaves", leaves}, {"shrinks", shrinks}};
 
 int main(int argc, char **argv) {
   int size = argc == 3 ? atoi(argv[2]) : 0, worst = 0;

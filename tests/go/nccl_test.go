@@ -140,7 +140,7 @@ func ranksAgree(t *testing.T, program string, arguments ...string) {
 // The cases of tests/cabi/nccl_cases.c are one each.
 func TestFacadeInCases(t *testing.T) {
 	program := programOverFacade(t, headersOfNCCL(t), facadeOf(t), "nccl_cases")
-	for _, name := range []string{"texts", "finalizes", "itself", "leaves"} {
+	for _, name := range []string{"texts", "finalizes", "itself", "leaves", "shrinks"} {
 		for _, size := range []int{2, 4} {
 			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
 				t.Parallel()
