@@ -56,6 +56,8 @@ typedef struct scr_incident {
   int64_t timeout_ns;
 } scr_incident;
 
+#define SCR_LEFT_OUT UINT32_MAX /* in place of the number of a batch */
+
 /* Calls from the runner into Go. They are set once, before the first group.
  * Holds: nothing while one is called. */
 typedef struct scr_hooks {
@@ -68,7 +70,7 @@ typedef struct scr_hooks {
   /* Makes the fifo to `peer`. Returns SAGECOMM_OK, or an error after it has taken the group down. */
   int32_t (*fifo)(uint64_t group, int32_t peer);
   /* Checks the operations of a coalesced call and assigns them to batches: batch[i] is the number of the batch of
-   * ops[i]. Batches are issued in the order of their numbers, from 0. */
+   * ops[i], or SCR_LEFT_OUT if that is not carried out. Batches are issued in the order of their numbers, from 0. */
   int32_t (*fuse)(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
   /* Fails the group with *cause because a part of a coalesced call could not be issued after others were. The group
    * is down when it returns. */
