@@ -80,6 +80,11 @@ typedef struct scr_hooks {
   /* Somebody waits for a held operation of the group. *agreement is the agreement that is under way, with a reference
    * for the caller, or NULL if there is none: the operation has a carrier, or the group is down. */
   void (*want)(uint64_t group, scr_run **agreement);
+  /* Sends what this rank has published for the rank of a shadow, or leaves that to the pump of the link. It waits for nothing, and for
+   * no lock that is held while the runner is entered: so the caller may hold locks. */
+  void (*push)(uint64_t pair);
+  /* Reads what has come for the pair of a shadow, and for others on its connections. Returns whether anything has come. As push. */
+  int32_t (*poll)(uint64_t pair);
 } scr_hooks;
 
 void scr_set_hooks(const scr_hooks *hooks);
@@ -166,6 +171,7 @@ typedef struct scr_peer_config {
   uint64_t shared[SCR_LANES]; /* offsets of its shared blocks */
   uint64_t engine_bell;       /* offset of its engine's bell, from scr_shared_check() */
   void *bell;                 /* not NULL: its engine's bell, outside the arena */
+  uint64_t pair;              /* not 0: its shared blocks are shadows, and this is their number for push and poll */
   uint64_t flight;            /* offset of its flight recorder for this lane; 0: none that peers can read */
   uint32_t flight_entries;
   bool flight_stacks; /* it records callers' stacks */

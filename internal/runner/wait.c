@@ -2,10 +2,40 @@
  * the wait can still succeed. */
 #include <sched.h>
 
+#include "engine.h"
 #include "wait.h"
 
+void scr_wake_engine(const scr_peer *p) {
+  if (p->pair != 0) {
+    scr_go.push(p->pair);
+  } else {
+    scr_bell_wake(p->engine_bell);
+  }
+}
+
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
-  scr_bell_wake((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);
+  if (word & SCR_SLEEP_ENGINE) {
+    scr_wake_engine(p);
+  } else {
+    scr_bell_wake((_Atomic uint32_t *)&s->bell);
+  }
+}
+
+/* Whoever polls for so long, and nothing comes, lets others run in between. */
+#define POLL_NS 500000
+
+bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns) {
+  bool came = false;
+  for (int32_t i = rank < 0 ? 0 : rank; g->pairs && i < (rank < 0 ? g->size : rank + 1); i++) {
+    if (g->peer[i].pair != 0 && scr_go.poll(g->peer[i].pair)) came = true;
+  }
+  if (came) return true;
+  if (g->pairs && g->spin != 0 && waited_ns < POLL_NS) {
+    scr_pause();
+  } else {
+    sched_yield();
+  }
+  return false;
 }
 
 /* Whether the flag has not risen. It is read again after a reason to give up was found, because a chunk that was
@@ -113,7 +143,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   if (give_up) return SCR_YIELDED;
   g->coll.spin_now = g->spin < 50 ? g->spin : 50;
   if (now - p->began < (int64_t)g->yield_us * 1000) {
-    sched_yield();
+    scr_poll_or_yield(g, r->peer, now - p->began);
     return 0;
   }
   /* Sleep. The sleeper word is stored before the flag, the failure word and the goodbyes are read again. So a peer

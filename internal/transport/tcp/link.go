@@ -208,6 +208,14 @@ func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err er
 	return taken, nil
 }
 
+// Push is TrySend for a thread that does not attend the link: goroutines read it, and one sends the rest of the frame.
+func (l *Link) Push(on int, h *Header, payload ...[]byte) (taken bool, err error) {
+	if taken, err = l.TrySend(on, h, payload...); taken {
+		l.conns[on].flushRest()
+	}
+	return taken, err
+}
+
 // Attend lets the calling thread read the link by Poll, until Leave. Meanwhile no goroutine is woken for what comes.
 func (l *Link) Attend() {
 	for _, c := range l.conns {
@@ -248,6 +256,20 @@ func (l *Link) Poll() (frames int, err error) {
 		return frames, l.Err()
 	}
 	return frames, nil
+}
+
+// PollData reads what has come on the data connections. Any thread may call it, and does not wait; where a goroutine reads, nothing is done. It
+// reports whether a frame has come.
+// Requires: not within the receiver.
+func (l *Link) PollData() (came bool) {
+	for _, c := range l.conns[1:] {
+		n, err := c.poll()
+		came = came || n > 0
+		if err != nil {
+			l.lose(err)
+		}
+	}
+	return came
 }
 
 // addressOf returns the address of the other end of a connection.
