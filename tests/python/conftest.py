@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import pytest
 
 from cuda_bed import CudaBed, fake_cuda
 from programs import Signals
-from worlds import Pool, World
+from worlds import Environment, Pool, World
 
 if TYPE_CHECKING:
     from transformer import History
@@ -46,10 +46,17 @@ def world(pool: Pool) -> Callable[[int], World]:
 
 
 @pytest.fixture
-def fresh_world(pool: Pool) -> Iterator[Callable[..., World]]:
-    """fresh_world(n, environment) returns n ranks in new processes for this test."""
+def hosts(pool: Pool) -> Callable[..., World]:
+    """hosts(2, 1) returns three ranks, two of them on one host, in processes that all tests share."""
+    return pool.hosts
 
-    def make(size: int, environment: Mapping[str, str] | None = None) -> World:
+
+@pytest.fixture
+def fresh_world(pool: Pool) -> Iterator[Callable[..., World]]:
+    """fresh_world(n, environment) returns n ranks in new processes for this test. The environment may be a list, with
+    one for each rank."""
+
+    def make(size: int, environment: Environment | None = None) -> World:
         return pool.fresh_world(size, environment)
 
     yield make

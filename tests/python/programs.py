@@ -31,7 +31,7 @@ import torch.distributed as dist
 from sagecomm import _status
 from starter import Started
 from worker import Outcome
-from worlds import World
+from worlds import Environment, World, of_each
 
 # Seconds after which a line or the end of a process counts as missing.
 DEADLINE_S = 90.0
@@ -53,12 +53,11 @@ def hear(): return sys.stdin.readline().strip()
 class Programs:
     """`size` processes that run PREAMBLE and a script. say() in the script answers line(), tell() answers hear().
 
-    With `fresh` they import torch themselves, which takes seconds: for tests of what an import does.
+    With `fresh` they import torch themselves, which takes seconds: for tests of what an import does. The environment
+    may be a list, with one for each rank.
     """
 
-    def __init__(
-        self, script: str, size: int = 1, environment: Mapping[str, str] | None = None, fresh: bool = False
-    ) -> None:
+    def __init__(self, script: str, size: int = 1, environment: Environment | None = None, fresh: bool = False) -> None:
         # The launcher holds the store, so that it outlives every rank.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._files = [tempfile.TemporaryFile("w+") for _ in range(size)]  # noqa: SIM115
@@ -70,12 +69,11 @@ class Programs:
             "TORCHELASTIC_RESTART_COUNT": "0",
             "WORLD_SIZE": str(size),
             "OMP_NUM_THREADS": "1",
-            **(environment or {}),
         }
         text = PREAMBLE + textwrap.dedent(script)
         self.processes: list[subprocess.Popen[str] | Started] = []
-        for rank, errors in enumerate(self._files):
-            variables = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank, (errors, own) in enumerate(zip(self._files, of_each(environment, size), strict=True)):
+            variables = {**os.environ, **common, **own, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             self.processes.append(_exec(text, variables, errors) if fresh else Started(text, variables, errors))
         for process, lines in zip(self.processes, self._lines, strict=True):
             assert process.stdout is not None

@@ -5,7 +5,7 @@ rank draws for itself when it waits for an asynchronous operation, if ever (prog
 for bit with the documented ones. For algorithms that do not reduce in rank order, results must be within a bound, and a
 later check compares the ranks (own_order.py).
 
-    python tests/python/random_programs.py --programs 2000 --seed 1
+    python tests/python/random_programs.py --programs 2000 --seed 1 [--hosts]
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from program_rank import Rank
 from worlds import Hang, Pool, RankError
 
 SIZES = (2, 3, 4, 5, 6, 7, 8)
+SHAPES = ((1, 1), (2, 2), (2, 1), (1, 2), (1, 1, 1), (2, 2, 2))  # ranks of each host
 MOST_BYTES = 4 << 20
 MOST_GROUPS = 4
 COLLECTIVES = (
@@ -49,6 +50,7 @@ COLLECTIVES = (
     "scatter",
     "barrier",
 )
+REDUCTIONS = frozenset(op for op in COLLECTIVES if "reduce" in op)
 EDGES = (1600, 4032, 8 << 10, 64 << 10, 128 << 10)  # lengths at which the algorithm changes for some group size
 
 
@@ -104,13 +106,15 @@ class StepKind:
 class Program:
     seed: int
     size: int
+    hosts: tuple[int, ...] = ()  # ranks of each host; empty: all are on one
     tune: str = ""  # SAGECOMM_TUNE of all its groups
     steps: list[Step] = field(default_factory=list)
 
     def __str__(self) -> str:
         steps = (f"  {number}: {step}" for number, step in enumerate(self.steps))
         by = f", {self.tune}" if self.tune else ""
-        return "\n".join([f"program {self.seed}, {self.size} ranks{by}", *steps])
+        on = f" on hosts of {', '.join(map(str, self.hosts))}" if self.hosts else ""
+        return "\n".join([f"program {self.seed}, {self.size} ranks{on}{by}", *steps])
 
 
 # ---- the kinds of steps ----
@@ -217,43 +221,47 @@ STEPS = {
 
 
 @cache
-def algorithms() -> dict[str, list[tuple[str, bool]]]:
+def algorithms(hosts: int = 1) -> dict[str, list[tuple[str, bool]]]:
     """Returns the algorithms that support all calls of a collective, and whether each reduces in its own order."""
-    ended = programs.run(EXPLAIN_ALL)  # in a process of its own: ranks are started out of this one
+    ended = programs.run(explain_all(hosts))  # in a process of its own: ranks are started out of this one
     assert ended.status == 0, ended.errors
     answers = {}
     for op, candidates in json.loads(ended.said).items():
-        usable = [c for c in candidates if "equal length" not in c["why"]]
+        usable = [c for c in candidates if "equal length" not in c["why"] and c["algorithm"] != "hierarchical"]
         answers[op] = sorted({(c["algorithm"], "reduce" in op and c["transport"] != "slots") for c in usable})
     return answers
 
 
-EXPLAIN_ALL = f"""
+def explain_all(hosts: int) -> str:
+    return f"""
 import json
 from sagecomm import _explain, _native
 explain = _native.load().explain
-answers = {{op: _explain.ask(explain, op=op, bytes=1 << 20, ranks=2, hosts=1) for op in {COLLECTIVES!r}}}
+answers = {{op: _explain.ask(explain, op=op, bytes=1 << 20, ranks=2, hosts={hosts}) for op in {COLLECTIVES!r}}}
 say(json.dumps({{op: answer["candidates"] for op, answer in answers.items()}}))
 """
 
 
-def draw_tune(seed: int) -> tuple[str, frozenset[str]]:
+def draw_tune(seed: int, hosts: int) -> tuple[str, frozenset[str]]:
     """Returns SAGECOMM_TUNE and the collectives that then reduce in an algorithm's own order. Half of the programs have
-    no rules and use the predicted choices, with reductions over slots; the others have an algorithm for each
-    collective."""
+    no rules and use the predicted choices, with reductions over slots on one host; the others have an algorithm for
+    each collective, hierarchical ones aside: a group of the program may have hosts with different numbers of ranks."""
     rng = random.Random(f"tune {seed}")
     if rng.random() < 0.5:
-        return "", frozenset()
+        return "", REDUCTIONS if hosts > 1 else frozenset()
     chunk = rng.choice(("", "@chunk=4K"))
-    chosen = {op: rng.choice(candidates) for op, candidates in algorithms().items()}
+    chosen = {op: rng.choice(candidates) for op, candidates in algorithms(min(hosts, 2)).items()}
     tune = ";".join(f"{op}:{name}{chunk}" for op, (name, _) in chosen.items())
     return tune, frozenset(op for op, (_, own_order) in chosen.items() if own_order)
 
 
-def program(seed: int) -> Program:
+def program(seed: int, over_hosts: bool = False) -> Program:
     rng = random.Random(seed)
     drawn = Program(seed, rng.choice(SIZES))
-    drawn.tune, own_order = draw_tune(seed)
+    if over_hosts:
+        drawn.hosts = random.Random(f"hosts {seed}").choice(SHAPES)
+        drawn.size = sum(drawn.hosts)
+    drawn.tune, own_order = draw_tune(seed, len(drawn.hosts) or 1)
     draw = Draw(rng, [tuple(range(drawn.size))], own_order)
     weights = [of.weight for of in STEPS.values()]
     for number in range(200 if rng.random() < 0.05 else rng.randint(10, 40)):
@@ -294,41 +302,43 @@ def different(of_ranks: list[dict[str, str]]) -> Iterator[str]:
             yield f"{what}: ranks have different bits, each of {', '.join(map(str, ranks.values()))} its own"
 
 
-def failures(pool: Pool, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
+def failures(pool: Pool, seeds: Iterable[int], over_hosts: bool = False) -> Iterator[tuple[int, str]]:
     """Yields the seed and the errors of each program that fails."""
     for seed in seeds:
-        drawn = program(seed)
+        drawn = program(seed, over_hosts)
+        ranks = pool.hosts(*drawn.hosts) if over_hosts else pool.world(drawn.size)
         options = sagecomm.Options(settings={"tune": drawn.tune}) if drawn.tune else None
         try:
-            results = pool.world(drawn.size).run(play, drawn, options, options=options)
+            results = ranks.run(play, drawn, options, options=options)
             wrong = [text for of_rank, _ in results for text in of_rank]
             wrong += different([alike for _, alike in results])
         except (RankError, Hang) as error:
             wrong = [str(error)]
         if wrong:
-            yield seed, "\n".join([*wrong[:20], str(drawn), f"again: {replay(seed)}"])
+            yield seed, "\n".join([*wrong[:20], str(drawn), f"again: {replay(seed, over_hosts)}"])
 
 
-def replay(seed: int) -> str:
-    return f"python tests/python/random_programs.py --programs 1 --seed {seed}"
+def replay(seed: int, over_hosts: bool) -> str:
+    return f"python tests/python/random_programs.py --programs 1 --seed {seed}{' --hosts' * over_hosts}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs random programs and prints the seeds of those that fail.")
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first program; the next ones count up")
+    parser.add_argument("--hosts", action="store_true", help="spread the ranks over several hosts")
     parser.add_argument("--show", action="store_true", help="print the programs instead")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.programs)
     if options.show:
         for seed in seeds:
-            print(program(seed))
+            print(program(seed, options.hosts))
         return 0
     began, failed = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as directory:
         pool = Pool(Path(directory))
         try:
-            for seed, text in failures(pool, seeds):
+            for seed, text in failures(pool, seeds, options.hosts):
                 failed += 1
                 print(f"program {seed} failed:\n{text}\n", flush=True)
         finally:

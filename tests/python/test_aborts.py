@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
-from failing import backend, caught, sum_of_ones
+from failing import backend, caught, meet, sum_of_ones
 from older_torch import exception_of
 from programs import await_sleep, in_background, report
 from promises import kept
@@ -80,7 +80,7 @@ def torchs_own_abort() -> float:
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         dist.all_reduce(t, async_op=True)
-    dist.barrier(group=group)
+    meet()  # an abort may overtake a barrier
     c10d._abort_process_group()
     assert not dist.is_initialized()
     dist.init_process_group("sagecomm", store=dist.PrefixStore("again", store), rank=rank, world_size=size)

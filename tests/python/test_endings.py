@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 import sagecomm
 from programs import Programs
 from promises import kept
+from worlds import Environment
 
 BEGIN = """
     dist.init_process_group("sagecomm")
@@ -76,6 +78,10 @@ def test_ranks_end_as_they_should(tmp_path, ending):
     environment = {"SAGECOMM_SHM_DIR": str(tmp_path)}
     if ending == "never destroyed":
         environment["SAGECOMM_SHM_ATTACH"] = "tmpfs"  # the way that could leave something
+    ends_as_it_should(ending, tmp_path, environment)
+
+
+def ends_as_it_should(ending: str, shm_dir: Path, environment: Environment) -> None:
     with Programs(BEGIN + ENDINGS[ending], 2, environment) as ranks:
         statuses = [ranks.ends(0), ranks.ends(1)]
         errors = [ranks.errors(0), ranks.errors(1)]
@@ -89,7 +95,7 @@ def test_ranks_end_as_they_should(tmp_path, ending):
             assert "terminate" not in text, text
             assert "panic" not in text, text
             assert "goroutine" not in text, text
-        assert list(tmp_path.iterdir()) == []
+        assert list(shm_dir.iterdir()) == []
 
 
 FUTURE_AT_EXIT = """

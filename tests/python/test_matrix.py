@@ -6,11 +6,12 @@ operation, type, reduction, length, place and way to wait occurs, in groups of e
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import reference as ref
 from issued import Member, member
 from operations import Call
 from selection import quickly
+from worlds import World
 
 FULL = os.environ.get("TEST_MATRIX") == "full"
 SIZES = (1, pytest.param(2, marks=pytest.mark.smoke), 3, *quickly([], (4, 8)))
@@ -122,16 +124,21 @@ def run_cells(calls: list[Call]) -> tuple[list[str], list[str]]:
 @pytest.mark.timeout(3600 if FULL else 300)
 @pytest.mark.parametrize("size", SIZES)
 def test_matrix(world, size):
-    cells = list(every_cell()) if FULL else chosen_cells()
-    calls = [call_of(number, cell, size) for number, cell in enumerate(cells)]
+    run_matrix(world(size), list(every_cell()) if FULL else chosen_cells())
+
+
+def run_matrix(ranks: World, cells: Sequence[Cell], own_order: bool = False, **how: Any) -> None:
+    """With `own_order` reductions need not be in the order of ranks. `how` as in World.run()."""
+    calls = [call_of(number, cell, ranks.size) for number, cell in enumerate(cells)]
+    calls = [dataclasses.replace(call, own_order=own_order and ops.KINDS[call.kind].reduces) for call in calls]
     wrong: list[str] = []
     for start in range(0, len(calls), BATCH):
         batch = calls[start : start + BATCH]
-        results = world(size).run(run_cells, batch)
+        results = ranks.run(run_cells, batch, **how)
         wrong += [f"rank {rank}: {text}" for rank, (texts, _) in enumerate(results) for text in texts]
         for number, of_ranks in enumerate(zip(*(digests for _, digests in results), strict=True)):
             if len(set(of_ranks)) > 1:
-                wrong.append(f"{batch[number]}, {size} ranks: ranks have different bits")
+                wrong.append(f"{batch[number]}, {ranks.size} ranks: ranks have different bits")
     assert not wrong, "\n".join([f"{len(wrong)} of {len(cells)} cells:", *wrong[:20]])
 
 

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
+from failing import backend
 from older_torch import exception_of
-from programs import Programs, abstract_sockets, in_background, report
+from programs import DEADLINE_S, Programs, abstract_sockets, in_background, report
 from promises import kept
 
 KILLS = int(os.environ.get("TEST_KILLS", "8"))
@@ -41,6 +42,14 @@ def one_round(mode: str, t: torch.Tensor) -> None:
         out = torch.empty(size * t.numel())
         dist.all_gather_into_tensor(out, t)
         t.fill_(out.reshape(size, -1)[:, -1].sum())
+    elif mode == "p2p":
+        rank = dist.get_rank()
+        got = torch.empty_like(t)
+        works = [dist.isend(t, (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
+        for work in works:
+            work.wait()
+        assert bool((got == (rank - 1) % size + 1.0).all()), f"a successful recv holds {got[0].item()}"
+        t.fill_(want)
     else:
         dist.all_reduce(t)
     # An operation that succeeds at the moment of a death is complete and right.
@@ -49,6 +58,14 @@ def one_round(mode: str, t: torch.Tensor) -> None:
 
 def what(error: BaseException) -> tuple[str, int | None, int | None, str]:
     return type(error).__name__, getattr(error, "rank", None), getattr(error, "pid", None), str(error)
+
+
+def await_failure() -> None:
+    """Makes no call until the group has failed."""
+    deadline = time.monotonic() + DEADLINE_S
+    while "SUCCESS" in str(backend().get_error()):
+        assert time.monotonic() < deadline, "the group does not fail"
+        time.sleep(0.001)
 
 
 def run_until_failure(path: str, mode: str, count: int) -> dict[str, Any]:
@@ -60,10 +77,11 @@ def run_until_failure(path: str, mode: str, count: int) -> dict[str, Any]:
     try:
         while True:
             entered = time.monotonic()
+            if mode == "idle":
+                await_failure()
             one_round(mode, t)
     except dist.DistBackendError as error:
         raised, first = time.monotonic(), what(error)
-    backend: Any = c10d._get_default_group()._get_backend(torch.device("cpu"))
     neighbour = (dist.get_rank() + 1) % dist.get_world_size()
     later: dict[str, tuple[str, int | None, int | None, str]] = {}
     calls: dict[str, Callable[[], Any]] = {
@@ -86,7 +104,7 @@ def run_until_failure(path: str, mode: str, count: int) -> dict[str, Any]:
         "later_done": time.monotonic(),
         "first": first,
         "later": later,
-        "error": str(backend.get_error()),
+        "error": str(backend().get_error()),
     }
 
 
@@ -110,7 +128,7 @@ def test_sigkill_of_one_of_four_at_random_moments(mortals, signals):
     for number in range(KILLS):
         ranks = mortals.world(4)
         victim, count = rng.randrange(4), rng.choice([1, 1000, 50_000, 1_500_000])
-        mode, delay = rng.choice(["sync", "async", "future", "all_gather"]), rng.random() * 0.05
+        mode, delay = rng.choice(["sync", "async", "future", "all_gather", "p2p"]), rng.random() * 0.05
         situation = f"seed {seed}, kill {number}: rank {victim} in {mode} of {count} after {delay * 1e3:.1f} ms"
         outcomes = in_background(ranks, run_until_failure, signals.path, mode, count)
         signals.await_many(4)

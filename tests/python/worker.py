@@ -39,6 +39,7 @@ class Job:
     options: Any  # pg_options
     timeout: timedelta
     operations_timeout: timedelta | None  # for operations of the default group; None: the timeout of its init
+    store: Callable[[Any, int, int], Any] | None  # makes the store of the group, out of the one of all, rank and size
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,10 @@ def _run(job: Job, store: Any) -> Outcome:
     try:
         try:
             if job.backend is not None:
+                common = dist.PrefixStore(job.name, store)
                 dist.init_process_group(
                     job.backend,
-                    store=dist.PrefixStore(job.name, store),
+                    store=job.store(common, job.rank, job.size) if job.store else common,
                     rank=job.rank,
                     world_size=job.size,
                     timeout=job.timeout,

@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -46,6 +46,23 @@ PRELOADED_IF_USED = (
 )
 
 
+Environment = Mapping[str, str] | Sequence[Mapping[str, str]]  # of all ranks, or one for each rank
+
+
+def on_hosts(*sizes: int, **common: str) -> list[dict[str, str]]:
+    """Returns the environment of each rank where hosts have that many ranks: on_hosts(2, 1) is for three ranks, the
+    first two on one host. `common` goes to all of them."""
+    return [{**common, "SAGECOMM_HOSTID": f"h{host}"} for host, size in enumerate(sizes) for _ in range(size)]
+
+
+def of_each(environment: Environment | None, size: int) -> list[Mapping[str, str]]:
+    """Returns an environment for each of `size` ranks."""
+    if environment is None or isinstance(environment, Mapping):
+        return [environment or {}] * size
+    assert len(environment) == size, f"{len(environment)} environments for {size} ranks"
+    return list(environment)
+
+
 class RankError(AssertionError):
     """A function raised, or its process ended, on some ranks. `outcomes` has one entry per rank."""
 
@@ -54,9 +71,12 @@ class RankError(AssertionError):
         failed = [outcome for outcome in outcomes if not outcome.ok]
         parts = [f"{len(failed)} of {len(outcomes)} ranks failed"]
         for outcome in failed:
-            what = outcome.trace if outcome.exitcode is None else f"process ended with exit code {outcome.exitcode}"
-            parts.append(f"---- rank {outcome.rank} ----\n{what}")
+            parts.append(f"---- rank {outcome.rank} ----\n{_what_failed(outcome)}")
         super().__init__("\n".join(parts))
+
+
+def _what_failed(outcome: Outcome) -> str:
+    return outcome.trace if outcome.exitcode is None else f"process ended with exit code {outcome.exitcode}"
 
 
 class Hang(AssertionError):
@@ -113,18 +133,20 @@ class World:
         options: Any = None,
         timeout: timedelta = COLLECTIVE_TIMEOUT,
         operations_timeout: timedelta | None = None,
+        store: Callable[[Any, int, int], Any] | None = None,
         hang_bound_s: float = HANG_BOUND_S,
     ) -> list[Outcome]:
         """Runs `function(*args)`, a function at module level, on all ranks and returns the outcome on each.
 
         With a backend's name the function finds torch.distributed initialised; with None it initialises it itself. A
         test of a timeout sets `operations_timeout`. It does not apply to the init, which may be slow on a busy machine.
+        `store(common, rank, size)`, also at module level, makes another store for the group than `common`, that of all.
         """
         name = self._names()
         outcomes: dict[int, Outcome] = {}
         for rank, each in enumerate(self._workers):
             try:
-                job = Job(name, function, args, rank, self.size, backend, options, timeout, operations_timeout)
+                job = Job(name, function, args, rank, self.size, backend, options, timeout, operations_timeout, store)
                 each.connection.send(job)
             except BrokenPipeError:
                 outcomes[rank] = self._ended(rank)
@@ -133,7 +155,7 @@ class World:
             ranks = {each.connection: rank for rank, each in enumerate(self._workers) if rank not in outcomes}
             ready = wait(list(ranks), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise Hang(self._hang_report(sorted(ranks.values()), hang_bound_s))
+                raise Hang(self._hang_report(sorted(ranks.values()), list(outcomes.values()), hang_bound_s))
             for connection in ready:
                 assert isinstance(connection, Connection)
                 outcomes[ranks[connection]] = self._answer(connection, ranks[connection])
@@ -159,13 +181,17 @@ class World:
         process.join()
         return Outcome(rank, exitcode=process.exitcode)
 
-    def _hang_report(self, silent: list[int], bound_s: float) -> str:
-        """Stacks of the ranks that have not answered. They are ended: nothing can be run on them any more."""
+    def _hang_report(self, silent: list[int], answers: list[Outcome], bound_s: float) -> str:
+        """Stacks of the ranks that have not answered, and errors of the others. The ranks are ended: nothing can be run
+        on them any more."""
         test = os.environ.get("PYTEST_CURRENT_TEST", "a test")
         parts = [f"{test}: ranks {silent} of {self.size} did not answer within {bound_s:g} s"]
         for rank in silent:
             each = self._workers[rank]
             parts.append(f"---- rank {rank}, pid {each.process.pid} ----\n{_stacks_of(each)}")
+        for outcome in answers:
+            if not outcome.ok:
+                parts.append(f"---- rank {outcome.rank} ----\n{_what_failed(outcome)}")
         for each in self._workers:
             each.kill()
         return "\n".join(parts)
@@ -197,18 +223,19 @@ class Pool:
         self._directory = directory
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._numbers = itertools.count()
-        self._workers: list[Worker] = []
+        self._workers: dict[tuple[int, str], Worker] = {}  # by rank and host; "" is the host as it is
         self._private: list[Worker] = []
 
     def world(self, size: int) -> World:
-        self._workers = [each if each.process.is_alive() else self._start({}) for each in self._workers]
-        while len(self._workers) < size:
-            self._workers.append(self._start({}))
-        return World(size, self._workers[:size], self._name)
+        return self._shared([{}] * size)
 
-    def fresh_world(self, size: int, environment: Mapping[str, str] | None = None) -> World:
+    def hosts(self, *sizes: int) -> World:
+        """Ranks on hosts that have that many each. Processes with different SAGECOMM_HOSTID share no memory."""
+        return self._shared(on_hosts(*sizes))
+
+    def fresh_world(self, size: int, environment: Environment | None = None) -> World:
         """Processes for one test: those that it kills, or whose environment the core must see when it starts."""
-        workers = [self._start(environment or {}) for _ in range(size)]
+        workers = [self._start(each) for each in of_each(environment, size)]
         self._private += workers
         return World(size, workers, self._name)
 
@@ -217,7 +244,17 @@ class Pool:
 
     def stop(self) -> None:
         self.stop_private()
-        _finish(self._workers)
+        _finish(list(self._workers.values()))
+        self._workers.clear()
+
+    def _shared(self, environments: Sequence[Mapping[str, str]]) -> World:
+        workers = []
+        for rank, environment in enumerate(environments):
+            key = rank, environment.get("SAGECOMM_HOSTID", "")
+            if key not in self._workers or not self._workers[key].process.is_alive():
+                self._workers[key] = self._start(environment)
+            workers.append(self._workers[key])
+        return World(len(workers), workers, self._name)
 
     def _start(self, environment: Mapping[str, str]) -> Worker:
         return Worker(next(self._numbers), self._directory, self._store.port, environment)
