@@ -111,7 +111,7 @@ struct scr_group {
   int32_t rank, size;
   bool trace;
   uint8_t lane; /* SCR_HOST_LANE or SCR_DEVICE_LANE */
-  bool pairs; /* it has peers with a `pair` */
+  bool pairs;   /* it has peers with a `pair` */
   uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;
@@ -133,6 +133,7 @@ struct scr_group {
     uint64_t ticket[2];
     uint64_t hash;
     uint32_t spin_now;
+    uint64_t attended; /* peers of other hosts for which the driver polls: bits, of the first 64 */
     /* Where the engine last saw the queue blocked. */
     scr_run *engine_run;
     _Atomic uint64_t *engine_flag;

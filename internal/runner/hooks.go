@@ -37,8 +37,9 @@ type Handler interface {
 // Pair is what moves bytes between a rank of this process and one of another host. The runner calls it on any thread, with locks of its own held: so
 // it waits for nothing, and for no lock that is held while the runner is entered.
 type Pair interface {
-	Push()      // what was published goes out, at once or soon
-	Poll() bool // reads what has come, and reports whether there was anything
+	Push()       // what was published goes out, at once or soon
+	Poll() bool  // reads what has come, and reports whether there was anything
+	Attend(bool) // a thread begins, or ends, to poll again and again
 }
 
 var (
@@ -125,6 +126,13 @@ func scrGoPoll(pair C.uint64_t) C.int32_t {
 		return 1
 	}
 	return 0
+}
+
+//export scrGoAttend
+func scrGoAttend(pair C.uint64_t, on C.int32_t) {
+	if p, is := pairs.Load(uint64(pair)); is {
+		p.(Pair).Attend(on != 0)
+	}
 }
 
 //export scrGoFifo

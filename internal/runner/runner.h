@@ -85,6 +85,8 @@ typedef struct scr_hooks {
   void (*push)(uint64_t pair);
   /* Reads what has come for the pair of a shadow, and for others on its connections. Returns whether anything has come. As push. */
   int32_t (*poll)(uint64_t pair);
+  /* Whether this thread is about to poll for the pair again and again: then nobody else is woken for what comes. As push. */
+  void (*attend)(uint64_t pair, int32_t on);
 } scr_hooks;
 
 void scr_set_hooks(const scr_hooks *hooks);

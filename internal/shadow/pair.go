@@ -47,12 +47,14 @@ type Pair struct {
 	shadow runner.Peer
 	lanes  [runner.Lanes]lane
 
-	turn    sync.Mutex // of who pushes, the pump or a thread that has published; before pushing
-	trying  bool       // by a thread, which does not wait: send returns errFull where it would
-	pushing sync.Mutex // held by the pump while it uses the memory of the group; before mu
-	leaving bool       // GOODBYE was sent, or is being sent
-	closing bool       // CLOSE was sent, or is being sent
-	gone    bool       // removed
+	turn    sync.Mutex   // of who pushes, the pump or a thread that has published; before pushing
+	polling atomic.Int32 // threads that poll again and again: Attend
+	unsent  atomic.Bool  // a thread has not sent what it has published, and one that polls, or the pump, is to do it
+	trying  bool         // by a thread, which does not wait: send returns errFull where it would
+	pushing sync.Mutex   // held by the pump while it uses the memory of the group; before mu
+	leaving bool         // GOODBYE was sent, or is being sent
+	closing bool         // CLOSE was sent, or is being sent
+	gone    bool         // removed
 
 	controlling sync.Mutex // held while an entry is sent on the control connection
 	quiet       bool       // no entry is sent there any more

@@ -19,10 +19,14 @@ var errRemoved = errors.New("the pair was removed")
 // errFull is the error of a frame that a thread cannot send without waiting.
 var errFull = errors.New("the connection is full")
 
-// Push implements runner.Pair: a thread that has published something for the remote rank sends it, as far as it need not wait. The rest is the
-// pump's, which looks once more.
+// Push implements runner.Pair: a thread that has published something for the remote rank sends it, as far as it need not wait. The rest is for a
+// thread that polls, or for the pump, which looks once more.
 func (p *Pair) Push() {
-	if !p.tryPush() {
+	if p.tryPush() {
+		return
+	}
+	p.unsent.Store(true)
+	if p.polling.Load() == 0 { // read behind the flag, which Attend reads behind the count
 		p.shadow.Apart.Ring()
 	}
 }
@@ -54,7 +58,26 @@ func (p *Pair) tryPush() bool {
 }
 
 // Poll implements runner.Pair.
-func (p *Pair) Poll() bool { return p.Link.PollData() }
+func (p *Pair) Poll() bool {
+	if p.unsent.Load() {
+		p.unsent.Store(false)
+		p.Push()
+	}
+	return p.Link.PollData()
+}
+
+// Attend implements runner.Pair.
+func (p *Pair) Attend(on bool) {
+	p.Link.Calm(on)
+	if on {
+		p.polling.Add(1)
+		return
+	}
+	if p.polling.Add(-1) == 0 && p.unsent.Load() {
+		p.unsent.Store(false)
+		p.Push()
+	}
+}
 
 // send sends a frame, out of the memory of the group. Who has not sent it puts back what it has noted of it.
 // Requires: the turn.

@@ -107,3 +107,33 @@ func TestPushTakesBackWhatIsNotSent(t *testing.T) {
 	require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == 1 }, soon, time.Millisecond)
 	require.Equal(t, uint64(1), host.channels[0].sent.Load())
 }
+
+// What a thread could not send is sent by a thread that polls, without the pump, and by the one that stops polling.
+func TestWhoPollsSendsWhatWasNotSent(t *testing.T) {
+	for _, stops := range []bool{false, true} {
+		a, b := pairThatSleeps(t)
+		host := &a.pair.lanes[runner.HostLane]
+		offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+		host.own.Channel(1, 0).Store(offset)
+		place := runner.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
+		*place.Bytes = 8
+		place.Filled.Store(1)
+		a.pair.Attend(true)
+		heard := a.pair.Peer().Apart.Read()
+		a.pair.turn.Lock()
+		a.pair.Push()
+		a.pair.turn.Unlock()
+		require.Zero(t, host.channels[0].sent.Load())
+		if stops {
+			a.pair.Attend(false)
+		} else {
+			a.pair.Poll()
+		}
+		require.Equal(t, uint64(1), host.channels[0].sent.Load())
+		require.Equal(t, heard, a.pair.Peer().Apart.Read(), "the pump was not rung")
+		require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == 1 }, soon, time.Millisecond)
+		if !stops {
+			a.pair.Attend(false)
+		}
+	}
+}
