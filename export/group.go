@@ -93,6 +93,18 @@ func sagecommGroupAbort(group C.sagecomm_group, reason *C.char, err *C.sagecomm_
 	return C.SAGECOMM_OK
 }
 
+//export sagecommGroupLeave
+func sagecommGroupLeave(group C.sagecomm_group, reason *C.char, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_leave")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	g.Leave(C.GoString(reason))
+	return C.SAGECOMM_OK
+}
+
 //export sagecommGroupFail
 func sagecommGroupFail(group C.sagecomm_group, fault *C.sagecomm_error, deviceType C.uint8_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)

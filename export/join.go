@@ -149,7 +149,7 @@ func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.
 		for _, rank := range unsafe.Slice(c.left_out, int(c.n_left_out)) {
 			list[i].LeftOut = append(list[i].LeftOut, int(rank))
 		}
-		list[i].Label = uint64(c.label)
+		list[i].Label, list[i].Aborts = uint64(c.label), pgbackend.Aborts(c.aborts)
 		for _, rank := range unsafe.Slice(c.members, int(c.n_members)) {
 			list[i].Members = append(list[i].Members, int(rank))
 		}

@@ -109,6 +109,9 @@ typedef struct sagecomm_segment {
 
 enum {
   SAGECOMM_ASYNC = 1, /* issue() returns without waiting for peers */
+  /* Of a p2p operation of a rank with itself in issue_coalesced(): its other side is in the same call, the first recv for the first send
+   * and so on, whatever their tags. A call that lacks a side is refused, and a pair on one piece of memory is left out. */
+  SAGECOMM_PAIRED = 2,
 };
 
 #define SAGECOMM_ANY_SOURCE (-1)
@@ -188,7 +191,7 @@ typedef struct sagecomm_op {
   uint8_t kind;        /* sagecomm_kind */
   uint8_t dtype;       /* sagecomm_dtype */
   uint8_t reduce_op;   /* sagecomm_reduce_op, for all_reduce, reduce and reduce_scatter */
-  uint8_t flags;       /* SAGECOMM_ASYNC */
+  uint8_t flags;       /* SAGECOMM_ASYNC, SAGECOMM_PAIRED */
   int32_t root;        /* root of broadcast, reduce, gather and scatter, peer of send and recv (rank in the group) */
   int32_t tag;         /* of a p2p operation; negative tags are for composite operations, not for users */
   uint32_t n_in;       /* segments of the input */
@@ -301,6 +304,13 @@ typedef struct sagecomm_join {
   const int32_t *cancelled;
 } sagecomm_join;
 
+/* Whether group_shrink() aborts the parent first. */
+typedef enum sagecomm_aborts {
+  SAGECOMM_NO_ABORT = 0,
+  SAGECOMM_ABORT_OUTSTANDING = 1, /* if operations of this rank are not complete, as group_leave() finds out */
+  SAGECOMM_ABORT_ANYWAY = 2,      /* the caller has some that it has not issued yet */
+} sagecomm_aborts;
+
 /* This rank's part in a group that is made of ranks of another one, its parent, see group_split() and group_shrink(). Fill
  * with zeros first. */
 typedef struct sagecomm_child {
@@ -311,7 +321,7 @@ typedef struct sagecomm_child {
   int32_t key;   /* of group_split(): ranks are ordered by it, and by their rank in the parent where keys are equal */
   const int32_t *left_out; /* of group_shrink(): ranks of the parent, in any order */
   uint32_t n_left_out;
-  uint32_t reserved;              /* 0 */
+  uint32_t aborts;                /* of group_shrink(): sagecomm_aborts */
   const char *name;               /* for messages; the same on all ranks of the new group */
   int64_t timeout_ns;             /* for the rendezvous and for operations; 0: that of operations of the parent */
   const sagecomm_option *options; /* NULL: those of the parent */
@@ -466,7 +476,7 @@ typedef struct sagecomm_api {
    * collective. All ranks make the same collectives in the same order; p2p operations may differ. Operations of one
    * kind, reduction and root that stand next to each other, in any mixture of types, may run in any order, and there
    * is no order between p2p operations and collectives: none of them may touch memory that another one of them
-   * writes. The flags of the first operation apply to all. If one operation is refused, none is issued. If there is
+   * writes. SAGECOMM_ASYNC of the first operation applies to all. If one operation is refused, none is issued. If there is
    * no memory for a later one, the group fails, because other ranks have issued it. With n = 0 the result is OK. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err);
@@ -607,7 +617,7 @@ typedef struct sagecomm_api {
 
   /* Creates groups of the ranks of a parent without those of `left_out`, in the order of the parent, or of `members`. The ranks that
    * stay call it, all with the same list; the others do not, and may have died. The parent must have been made by group_join(),
-   * group_split() or group_shrink(). It may have failed, and stays as it is. Otherwise as group_split(). */
+   * group_split() or group_shrink(). It may have failed, and stays as it is, unless operations of it are aborted. Otherwise as group_split(). */
   int32_t (*group_shrink)(const sagecomm_child *children, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
 
   /* Finds out where memory is: *device_type and *device_index become those of sagecomm_op. Memory that no vendor's runtime
@@ -631,6 +641,11 @@ typedef struct sagecomm_api {
    * `message`, the reason, which the text of the failure ends with. The operation is of the lane for a type of device (sagecomm_op.device_type).
    * A group that has failed before keeps its first cause, which group_error() returns. One that is destroyed is refused. */
   int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err);
+
+  /* Ends this rank's part of a group at once, for a caller that destroys the group next, as NCCL's abort does. If operations of this rank
+   * are not complete, if it takes part in a split, or if graphs have operations of the group, this is group_abort(). Else it destroys the
+   * group, whose handle is not valid any more: a peer fails only if it needs this rank later. */
+  int32_t (*group_leave)(sagecomm_group group, const char *reason, sagecomm_error *err);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -160,7 +160,7 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason) {
     sagecomm_error err;
     __atomic_store_n(&comm->cancelled, 1, __ATOMIC_RELEASE);
     job_cancelled();
-    if (first && group != 0) core()->group_abort(group, reason, &err);
+    if (first && group != 0) core()->group_leave(group, reason, &err);
     pthread_mutex_lock(&comm_lock);
     while (comm->issuing > 0) pthread_cond_wait(&finished, &comm_lock);
     pthread_mutex_unlock(&comm_lock);
@@ -181,27 +181,36 @@ facade_result comm_finish_group(comm_t comm) {
   return result;
 }
 
+/* Returns false if nothing changes. */
+static bool set_finalizing(comm_t comm, bool finalizing) {
+  pthread_mutex_lock(&comm_lock);
+  bool changes = comm->finalizing != finalizing;
+  comm->finalizing = finalizing;
+  pthread_mutex_unlock(&comm_lock);
+  return changes;
+}
+
 facade_result comm_finalize(comm_t comm, const char *function) {
   facade_result result = comm_enter(comm, function);
   if (result != RESULT_OK) return result;
-  job *j = comm->blocking ? NULL : calloc(1, sizeof *j);
-  if (j == NULL && !comm->blocking) {
+  job *j = calloc(1, sizeof *j);
+  if (j == NULL) {
     comm_release(comm);
     return out_of_memory(function);
   }
-  pthread_mutex_lock(&comm_lock);
-  bool first = !comm->finalizing; /* two threads may both have entered */
-  comm->finalizing = true;
-  pthread_mutex_unlock(&comm_lock);
-  if (!first || comm->blocking) {
-    result = first ? comm_finish_group(comm) : unusable(function);
-    free(j);
-    comm_release(comm);
-    return result;
-  }
   j->kind = JOB_FINALIZE;
   j->comm = comm; /* with the hold */
-  return job_now(j);
+  j->blocking = comm->blocking;
+  if (!set_finalizing(comm, true)) { /* two threads may both have entered */
+    job_free(j);
+    return unusable(function);
+  }
+  if (job_derive(j)) return job_now(j);
+  set_finalizing(comm, false);
+  job_free(j);
+  return fail(NULL, RESULT_USAGE,
+              "sagecomm: %s: a split or shrink of this communicator is in the same group call: finalize it afterwards",
+              function);
 }
 
 bool comm_usable(comm_t comm) {
@@ -209,6 +218,14 @@ bool comm_usable(comm_t comm) {
   bool usable = comm->group != 0 && !comm->finalizing;
   pthread_mutex_unlock(&comm_lock);
   return usable;
+}
+
+bool comm_give_up(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  comm->given_up = true;
+  bool calls = comm->in_progress > 0;
+  pthread_mutex_unlock(&comm_lock);
+  return calls;
 }
 
 void comm_set_state(comm_t comm, facade_result state) {
@@ -255,13 +272,17 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
   pthread_mutex_lock(&comm_lock);
   *error = comm->state;
   sagecomm_group group = comm->group;
+  bool given_up = comm->given_up;
   pthread_mutex_unlock(&comm_lock);
-  if (*error == RESULT_OK) {
+  if (*error == RESULT_OK || (given_up && *error == RESULT_REMOTE)) {
     scr_note_acquired(comm); /* what a thread of this library has done for it */
     sagecomm_error err = {0};
     int32_t status = group == 0 ? SAGECOMM_OK : core()->group_error(group, &err);
-    if (status < 0 && comm_group(comm) == group)
-      *error = failed(comm, status, &err); /* it was not finalized meanwhile */
+    if (given_up && status == SAGECOMM_ABORTED) {
+      *error = RESULT_OK;
+    } else if (status < 0 && comm_group(comm) == group) { /* it was not finalized meanwhile */
+      *error = failed(comm, status, &err);
+    }
   }
   comm_release(comm);
   return RESULT_OK;

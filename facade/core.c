@@ -15,6 +15,10 @@ static _Thread_local uint64_t last_number;
 static _Thread_local facade_result last_result;
 static atomic_uint_least64_t errors;
 
+/* The last error of a job that nobody waits for; protected by the lock of comm.c. */
+static char published[TEXT_BYTES];
+static uint64_t published_number;
+
 /* A communicator's text may change meanwhile, so the caller gets a copy, which is valid until this thread asks again. */
 static _Thread_local char shown[TEXT_BYTES];
 
@@ -74,19 +78,31 @@ void remember(facade_result result, const char *text) {
 
 const char *last_error(void) { return last; }
 
-const char *newest_error(comm_t comm) {
-  memcpy(shown, last, sizeof shown);
-  if (comm != NULL && comm_hold(comm, FACADE_PREFIX "GetLastError") == RESULT_OK) {
-    pthread_mutex_lock(&comm_lock);
-    if (comm->text_number > last_number) memcpy(shown, comm->text, sizeof shown);
-    pthread_mutex_unlock(&comm_lock);
-    comm_release(comm);
+void publish_error(void) {
+  pthread_mutex_lock(&comm_lock);
+  if (last_number > published_number) {
+    memcpy(published, last, sizeof published);
+    published_number = last_number;
   }
+  pthread_mutex_unlock(&comm_lock);
+}
+
+static const char *own_error(void) { return memcpy(shown, last, sizeof shown); }
+
+const char *newest_error(comm_t comm) {
+  own_error();
+  if (comm != NULL && comm_hold(comm, FACADE_PREFIX "GetLastError") != RESULT_OK) return shown;
+  pthread_mutex_lock(&comm_lock);
+  const char *other = comm != NULL ? comm->text : published;
+  uint64_t number = comm != NULL ? comm->text_number : published_number;
+  if (number > last_number) memcpy(shown, other, sizeof shown);
+  pthread_mutex_unlock(&comm_lock);
+  if (comm != NULL) comm_release(comm);
   return shown;
 }
 
 const char *error_behind(facade_result result) {
-  return last_number != 0 && result == last_result ? newest_error(NULL) : NULL;
+  return last_number != 0 && result == last_result ? own_error() : NULL;
 }
 
 facade_result fail(comm_t comm, facade_result result, const char *format, ...) {

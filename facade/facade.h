@@ -41,9 +41,12 @@ facade_result fail(comm_t comm, facade_result result, const char *format, ...) _
 void remember(facade_result result, const char *text);
 /* Returns the last error of this thread. */
 const char *last_error(void);
-/* Returns a copy of the last error of this thread, or of a communicator if that is newer. It is valid until this thread asks again. */
+/* Makes the last error of this thread, which has run a job that nobody waits for, known to all threads. */
+void publish_error(void);
+/* Returns a copy of the last error of this thread, or, if that is newer, of a communicator, or without one the last published error. It
+ * is valid until this thread asks again. */
 const char *newest_error(comm_t comm);
-/* The same for a thread whose last call gave this result; otherwise NULL. */
+/* Returns a copy of the last error of a thread whose last call gave this result; otherwise NULL. */
 const char *error_behind(facade_result result);
 
 /* Returns the result for a status below zero of the core, with its text as the last error. */
@@ -99,11 +102,13 @@ struct FACADE_COMM {
   int64_t operations_ns; /* how long an operation may take */
   int32_t cancelled;     /* not 0: its join is to end; atomic */
   /* The rest is protected by the lock of comm.c. */
-  int holders; /* calls and threads that use it, and 1 until it is destroyed */
-  int issuing; /* of the threads that hold it, those that may touch the buffers of calls */
+  int holders;     /* calls and threads that use it, and 1 until it is destroyed */
+  int issuing;     /* of the threads that hold it, those that may touch the buffers of calls */
+  int in_progress; /* jobs with calls of it that have not ended */
   bool destroyed, aborted;
+  bool given_up;         /* it was shrunk, and its operations were aborted for that, which is no error */
   bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
-  struct job *deriving;  /* its splits and shrinks, in the order of their calls; the first goes on */
+  struct job *deriving;  /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
   sagecomm_group group;  /* 0: it has not joined yet */
   facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
   char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
@@ -125,10 +130,13 @@ void comm_release(comm_t comm);
 /* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread of this library
  * touches buffers of its calls. */
 facade_result comm_end(comm_t comm, const char *function, const char *reason);
-/* Ends a communicator's group when its operations are complete: at once, or, where it does not block, in a job. An abort ends the wait. */
+/* Ends a communicator's group when its operations are complete, and the splits and shrinks that were called before: in this call, or,
+ * where it does not block, on a thread. An abort ends the wait. Inside a group call it does not wait for the end of that. */
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
+/* Notes that a communicator is shrunk and its operations are aborted for that. Returns whether calls of it are in progress. */
+bool comm_give_up(comm_t comm);
 /* Whether it has joined and was not finalized. */
 bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
@@ -196,7 +204,8 @@ typedef struct job {
   struct job *head;           /* of the first job: that of another chain */
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
-  bool derives; /* it is in the list `deriving` of its communicator */
+  bool in_progress; /* of calls: it counts in its communicator, until it has ended */
+  bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
   char text[TEXT_BYTES];
@@ -216,10 +225,10 @@ facade_result out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 facade_result refused(facade_result result);
 
-/* Gives a split or shrink its place behind those of the same parent. Returns false if one is in the same group call: the ranks could
- * not tell which is which. */
+/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call: the
+ * ranks could not tell which is which, and a finalization would wait for what the group call begins. */
 bool job_derive(job *j);
-/* Wakes the jobs that wait for their turn, because a communicator to be made was aborted. */
+/* Wakes the jobs that wait for their turn, because a communicator was aborted. */
 void job_cancelled(void);
 
 void group_start(void);

@@ -16,7 +16,10 @@ static _Thread_local int depth;
 static _Thread_local job *jobs;
 static _Thread_local facade_result first_error; /* of a call inside the group */
 
-/* Splits and shrinks of a parent wait for their turn here. */
+/* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
+static comm_t told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
+
+/* Splits, shrinks and the finalization of a parent wait for their turn here. */
 static pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
 
 bool job_derive(job *j) {
@@ -32,14 +35,26 @@ bool job_derive(job *j) {
   return true;
 }
 
-static void derived(job *j) {
-  if (!j->derives) return;
+/* Counts a job with calls. Requires: it has its communicator. */
+static void begin(job *j) {
   pthread_mutex_lock(&comm_lock);
-  job **at = &j->comm->deriving;
-  while (*at != j) at = &(*at)->derives_next;
-  *at = j->derives_next;
-  j->derives = false;
-  pthread_cond_broadcast(&turn);
+  j->comm->in_progress++;
+  j->in_progress = true;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+/* Takes a job that has ended off the count and the list of its communicator. */
+static void ended(job *j) {
+  if (!j->derives && !j->in_progress) return;
+  pthread_mutex_lock(&comm_lock);
+  if (j->in_progress) j->comm->in_progress--;
+  if (j->derives) {
+    job **at = &j->comm->deriving;
+    while (*at != j) at = &(*at)->derives_next;
+    *at = j->derives_next;
+    pthread_cond_broadcast(&turn);
+  }
+  j->derives = j->in_progress = false;
   pthread_mutex_unlock(&comm_lock);
 }
 
@@ -52,22 +67,23 @@ void job_cancelled(void) {
 /* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
 static facade_result await_turn(job *j) {
   if (!j->derives) return RESULT_OK;
+  comm_t told = told_by(j);
   pthread_mutex_lock(&comm_lock);
   bool ended = false;
   while (j->comm->deriving != j && !ended) {
-    ended = j->child != NULL && __atomic_load_n(&j->child->cancelled, __ATOMIC_ACQUIRE) != 0;
+    ended = __atomic_load_n(&told->cancelled, __ATOMIC_ACQUIRE) != 0;
     if (!ended) pthread_cond_wait(&turn, &comm_lock);
   }
   pthread_mutex_unlock(&comm_lock);
   if (!ended) return RESULT_OK;
   facade_result result =
-      fail(j->child, RESULT_USAGE, "sagecomm: the communicator was aborted before its split or shrink began");
+      fail(told, RESULT_USAGE, "sagecomm: the communicator was aborted before its split, shrink or finalization began");
   if (j->blocking) join_dropped(j);
   return result;
 }
 
 void job_free(job *j) {
-  derived(j);
+  ended(j);
   if (j->comm != NULL) comm_release(j->comm);
   if (j->child != NULL) comm_release(j->child);
   for (int i = 0; i < j->n_calls; i++) free(j->calls[i].lists);
@@ -75,9 +91,6 @@ void job_free(job *j) {
   free(j->calls);
   free(j);
 }
-
-/* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
-static comm_t told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
 
 /* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which its first
  * operation is. Operations on host memory before come behind their streams in the context of the thread that called them. */
@@ -125,8 +138,9 @@ facade_result job_run(job *j) {
 static void run(job *j) {
   j->result = job_run(j);
   if (j->result != RESULT_OK) memcpy(j->text, last_error(), sizeof j->text);
-  derived(j); /* before its user hears of the end */
+  ended(j); /* before its user hears of the end */
   if (j->blocking) return;
+  if (j->result != RESULT_OK) publish_error();
   comm_t told = told_by(j);
   scr_note_released(told);
   comm_set_state(told, j->result);
@@ -345,7 +359,9 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
     job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
     note_context(&alone);
+    begin(&alone);
     facade_result result = job_run(&alone);
+    ended(&alone);
     free(c->lists);
     return result;
   }
@@ -383,6 +399,7 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   comm_hold(comm, function); /* the caller holds it too */
   j->comm = comm;
   note_context(j);
+  begin(j);
   return job_submit(j);
 }
 

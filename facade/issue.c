@@ -43,7 +43,7 @@ static facade_result await_streams(comm_t comm, call *c) {
 
 static facade_result prepare(comm_t comm, call *c) {
   bool device = c->op.device_type != SAGECOMM_HOST;
-  if (device) c->op.flags = SAGECOMM_ASYNC;
+  if (device) c->op.flags |= SAGECOMM_ASYNC;
   if (c->copy_from == NULL) return RESULT_OK;
   if (!device) {
     memmove(c->out.data, c->copy_from, c->out.bytes);
@@ -71,8 +71,9 @@ static int32_t issue(sagecomm_group group, const call *calls, int n, sagecomm_er
     ops[i].stream = calls[0].op.stream;
   }
   sagecomm_work work = 0;
-  int32_t status = n == 1 ? core()->issue(group, ops, &work, NULL, err)
-                          : core()->issue_coalesced(group, ops, (uint32_t)n, &work, NULL, err);
+  bool alone = n == 1 && !(ops[0].flags & SAGECOMM_PAIRED);
+  int32_t status = alone ? core()->issue(group, ops, &work, NULL, err)
+                         : core()->issue_coalesced(group, ops, (uint32_t)n, &work, NULL, err);
   if (status == SAGECOMM_PENDING && ops[0].device_type == SAGECOMM_HOST) {
     sagecomm_waits waits;
     core()->waits(&waits);

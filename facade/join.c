@@ -80,7 +80,9 @@ facade_result join_run(job *j) {
       child.left_out = j->ranks;
       child.n_left_out = (uint32_t)j->n_ranks;
     }
-    if (j->aborts) core()->group_abort(child.parent, "it is shrunk, and its operations were to be aborted", &err);
+    if (j->aborts) {
+      child.aborts = comm_give_up(j->comm) ? SAGECOMM_ABORT_ANYWAY : SAGECOMM_ABORT_OUTSTANDING;
+    }
     status = j->kind == JOB_SPLIT ? core()->group_split(&child, 1, &group, &err)
                                   : core()->group_shrink(&child, 1, &group, &err);
   }

@@ -189,6 +189,8 @@ facade_result request_translate(const request *r, comm_t comm, call *c) {
     facade_result result = facade_reduction(r, comm, c);
     if (result != RESULT_OK) return result;
   }
+  bool p2p = r->kind == SAGECOMM_SEND || r->kind == SAGECOMM_RECV;
+  if (p2p && r->root == comm->rank) c->op.flags = SAGECOMM_PAIRED;
   bool lists = r->send_counts != NULL || r->recv_counts != NULL;
   if (r->count == 0 && !lists && r->kind != SAGECOMM_BARRIER) { /* as in NCCL, also with pointers that are NULL */
     c->op.kind = SAGECOMM_KIND_COUNT;

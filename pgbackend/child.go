@@ -24,12 +24,23 @@ type Child struct {
 	// be made in any order.
 	Members    []int
 	Label      uint64
+	Aborts     Aborts // of Shrink
 	Name       string
 	Timeout    time.Duration     // of the rendezvous and of operations; 0: that of operations of the parent
 	Operations time.Duration     // of operations; 0: Timeout
 	Options    map[string]string // nil: those of the parent
 	Context    context.Context   // its end ends the meeting of the ranks, unless the group is made; nil: nothing does
 }
+
+// Aborts says whether Shrink aborts the parent first.
+type Aborts int
+
+// Values of Aborts, those of sagecomm_aborts in sagecomm.h.
+const (
+	NoAbort          Aborts = iota
+	AbortOutstanding        // if operations of this rank are not complete
+	AbortAnyway             // the caller has some that it has not issued yet
+)
 
 // place is what a rank tells the others of a split.
 type place struct {
@@ -169,6 +180,9 @@ func (p *Process) shrink(c Child) (*Group, error) {
 	at, err := p.planShrink(c)
 	if err != nil {
 		return nil, err
+	}
+	if c.Aborts == AbortAnyway || c.Aborts == AbortOutstanding && c.Parent.outstanding() {
+		c.Parent.Abort("it is shrunk, and its operations were to be aborted")
 	}
 	// The parent may be destroyed from here on.
 	child, err := p.joinAt(contextOf(c.Context), at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout()))

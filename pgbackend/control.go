@@ -92,6 +92,8 @@ func (g *Group) exchange(t topic, purpose string, mine []byte, timeout time.Dura
 		return nil, destroyed(g.name)
 	}
 	defer g.life.release()
+	g.exchanges.Add(1)
+	defer g.exchanges.Add(-1)
 	x := controlExchange{g: g, topic: t, purpose: purpose, hash: purposeHash(purpose), mine: mine, timeout: timeout}
 	all, end := x.inTurn(&g.control[t])
 	if end == nil {

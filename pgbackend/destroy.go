@@ -33,6 +33,13 @@ func (g *Group) destroy(late time.Duration) error {
 	if what := g.settle(late); what != "" {
 		observe.Warn("group %q was destroyed on %s with operations %s; they fail now", g.title(), g.number(g.rank), what)
 	}
+	g.depart()
+	return nil
+}
+
+// depart tells the peers that this rank leaves, makes the operations that are left fail, and frees the group.
+// Requires: this goroutine has made the group one that is being destroyed.
+func (g *Group) depart() {
 	waitForFiles := g.process.observers.Remove(view{g})
 	if g.arbiter != nil { // it ends before the peers count this rank as one that has left
 		g.arbiter.flush(flushLimit)
@@ -70,7 +77,6 @@ func (g *Group) destroy(late time.Duration) error {
 	p.mu.Unlock()
 	p.sweep()
 	waitForFiles()
-	return nil
 }
 
 // settle waits for the issued operations as Destroy does, and returns which ones it gave up, in words, or "".

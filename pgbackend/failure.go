@@ -214,7 +214,7 @@ func (g *Group) peerDied(rank int) {
 		if doing != "" {
 			doing = " " + doing
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s is lost%s: %v; look at its log, then restart the job", g.title(), closedByPeer, g.who(rank), doing, why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s is lost%s: %v; restart the job", g.title(), closedByPeer, g.who(rank), doing, why)
 	}
 	g.declareFailure(f)
 }

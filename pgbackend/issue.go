@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"unsafe"
 
-	"sagecomm/fusion"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/runner"
@@ -41,6 +40,9 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	prepared, err := lane.engine.Prepare(call, op)
 	if err != nil {
 		return g.issued(op, err)
+	}
+	if prepared.Captured {
+		g.captured.Store(true)
 	}
 	return g.issued(op, lane.engine.Issue(call, op, prepared))
 }
@@ -90,7 +92,7 @@ func (g *Group) fuse(calls []runner.Call) ([]uint32, *coll.Failure) {
 				ops[i].Name(), g.rank, i, ops[i].Device, on))
 		}
 	}
-	return fusion.Plan(ops), nil
+	return g.batches(calls, ops)
 }
 
 // broken takes the group down because peers make a call that this rank cannot join.

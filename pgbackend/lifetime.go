@@ -32,8 +32,8 @@ var moves = []struct {
 	{meeting, freed, "giveUp: nobody can have the group"},
 	{ready, leaving, "giveUp: peers may have the group and find the reason in this rank's memory"},
 	{ready, live, "publish, at the end of Create"},
-	{live, destroying, "Destroy: the first call of it"},
-	{destroying, leaving, "Destroy: once nothing is unfinished"},
+	{live, destroying, "Destroy or Leave: the first call of them"},
+	{destroying, leaving, "depart: once nothing is unfinished"},
 	{leaving, freed, "sweep: once no peer touches the memory any more"},
 }
 

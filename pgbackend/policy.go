@@ -52,8 +52,12 @@ const streamBytes = 4 << 20
 // backoff is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
 // about 20 us of spinning. With fewer cores than ranks a spinning rank keeps a peer from running: yielding at once takes
 // 0.8 to 0.9 of the time of spinning 50 rounds first (docs/measured.md).
-func backoff(s *env.Settings, crowded bool) runner.Backoff {
+// Between hosts whoever waits polls the network: a round of spinning would only delay that.
+func backoff(s *env.Settings, crowded, apart bool) runner.Backoff {
 	spin := 2000
+	if apart {
+		spin = 1
+	}
 	if crowded {
 		spin = 0
 	}

@@ -17,6 +17,7 @@ type Op struct {
 	Type   DataType
 	Reduce ReduceOp // for the kinds that reduce
 	Async  bool     // the caller does not wait for peers
+	Paired bool     // of a p2p operation of a rank with itself: its other side is in the same call
 	Root   int      // root of rooted kinds, peer of send and recv; a rank of the group, or [AnySource]
 	Tag    int      // send and recv
 	In     uint64   // bytes of the input

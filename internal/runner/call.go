@@ -18,6 +18,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
+// LeftOut takes the place of a batch's number where an operation of a coalesced call is not carried out.
+const LeftOut = uint32(C.SCR_LEFT_OUT)
+
 // Call is an operation that waits to be issued. It is valid only until the method of [Handler] that got it returns.
 type Call struct {
 	raw *C.sagecomm_op
@@ -30,7 +33,7 @@ func (c Call) Op(size int) coll.Op {
 	return coll.Op{Kind: coll.Kind(o.kind), Type: coll.DataType(o.dtype), Reduce: coll.ReduceOp(o.reduce_op),
 		Root: int(o.root), Tag: int(o.tag), Factor: float64(o.factor),
 		Timeout: time.Duration(o.timeout_ns), In: uint64(C.scr_total(o.in, o.n_in)), Out: uint64(C.scr_total(o.out, o.n_out)),
-		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size), Async: o.flags&C.SAGECOMM_ASYNC != 0,
+		InBlocks: blocks(o.in_blocks, size), OutBlocks: blocks(o.out_blocks, size), Parts: int(o.batch_size), Async: o.flags&C.SAGECOMM_ASYNC != 0, Paired: o.flags&C.SAGECOMM_PAIRED != 0,
 		Device: coll.Device{Type: coll.DeviceType(o.device_type), Index: int(o.device_index)}, Stream: uintptr(o.stream), Ordering: coll.Ordering(o.ordering)}
 }
 

@@ -106,7 +106,8 @@ static int32_t refuse_shared(sagecomm_error *err, uint32_t a, uint32_t b) {
 }
 
 /* Returns SAGECOMM_INVALID if two operations touch the same memory and one of them writes it. */
-static int32_t check_memory(const sagecomm_op *ops, uint32_t n, uint32_t first, sagecomm_error *err) {
+static int32_t check_memory(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, uint32_t first,
+                            sagecomm_error *err) {
   range few[FEW], *r = few;
   size_t all = 0;
   for (uint32_t i = 0; i < n; i++) all += (size_t)ops[i].n_in + ops[i].n_out;
@@ -114,6 +115,7 @@ static int32_t check_memory(const sagecomm_op *ops, uint32_t n, uint32_t first, 
   all = 0;
   for (uint32_t i = 0; i < n; i++) {
     const sagecomm_op *op = &ops[i];
+    if (batch[i] == SCR_LEFT_OUT) continue;
     bool same =
         op->n_in == 1 && op->n_out == 1 && op->in[0].data == op->out[0].data && op->in[0].bytes == op->out[0].bytes;
     if (!same) all += collect(r + all, op->in, op->n_in, i, false);
@@ -148,7 +150,7 @@ static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_
       if (batch[end] > highest) highest = batch[end];
     }
     if (highest - lowest + 1 == end - i) continue; /* no two of them share a batch */
-    int32_t status = check_memory(ops + i, end - i, i, err);
+    int32_t status = check_memory(ops + i, end - i, batch + i, i, err);
     if (status != SAGECOMM_OK) return status;
   }
   return SAGECOMM_OK;
@@ -156,7 +158,7 @@ static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_
 
 /* Returns SAGECOMM_INVALID if a p2p operation and a collective share memory that one of them writes, because no
  * order holds between the two. It takes one pass over all buffers, sorted by address. */
-static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, sagecomm_error *err) {
+static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, sagecomm_error *err) {
   range few[FEW], *r = few;
   size_t all = 0;
   uint32_t p2p = 0;
@@ -168,6 +170,7 @@ static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, sagecomm_error *err
   if (all > FEW && (r = malloc(all * sizeof *r)) == NULL) return scr_no_memory(err);
   all = 0;
   for (uint32_t i = 0; i < n; i++) {
+    if (batch[i] == SCR_LEFT_OUT) continue;
     all += collect(r + all, ops[i].in, ops[i].n_in, i, false);
     all += collect(r + all, ops[i].out, ops[i].n_out, i, true);
   }
@@ -285,18 +288,20 @@ static int32_t issue_batch(sagecomm_group group, int32_t rank, int32_t size, con
 /* ---- issue ---- */
 
 static uint32_t count_batches(const uint32_t *batch, uint32_t n) {
-  uint32_t highest = 0;
+  uint32_t batches = 0;
   for (uint32_t i = 0; i < n; i++) {
-    if (batch[i] > highest) highest = batch[i];
+    if (batch[i] != SCR_LEFT_OUT && batch[i] >= batches) batches = batch[i] + 1;
   }
-  return highest + 1;
+  return batches;
 }
 
 /* Orders the operations by their batches, keeping their order in each, and counts each batch. */
 static void sort_batches(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, uint32_t batches, uint32_t *count,
                          const sagecomm_op **part) {
   memset(count, 0, batches * sizeof *count);
-  for (uint32_t i = 0; i < n; i++) count[batch[i]]++;
+  for (uint32_t i = 0; i < n; i++) {
+    if (batch[i] != SCR_LEFT_OUT) count[batch[i]]++;
+  }
   for (uint32_t b = 0, at = 0; b < batches; b++) { /* from lengths to beginnings */
     uint32_t k = count[b];
     count[b] = at;
@@ -304,7 +309,7 @@ static void sort_batches(const sagecomm_op *ops, uint32_t n, const uint32_t *bat
   }
   for (uint32_t i = 0; i < n; i++) {
     SCR_STEP();
-    part[count[batch[i]]++] = &ops[i];
+    if (batch[i] != SCR_LEFT_OUT) part[count[batch[i]]++] = &ops[i];
   }
   for (uint32_t b = batches; b-- > 1;) count[b] -= count[b - 1]; /* from the ends back to the lengths */
 }
@@ -354,7 +359,7 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
   *work = 0;
   if (sequence) *sequence = 0;
   if (n == 0) return SAGECOMM_OK;
-  if (n == 1) return scr_issue(group, ops, work, sequence, err);
+  if (n == 1 && !(ops[0].flags & SAGECOMM_PAIRED)) return scr_issue(group, ops, work, sequence, err);
   scr_group *g = scr_group_of(group);
   /* Both are read once, because the memory of a stale handle's group may become another group's at any time.
    * scr_issue() refuses a stale handle in any case; a size of 0 would be a divisor. */
@@ -383,11 +388,12 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
     }
   }
   if (status == SAGECOMM_OK) {
-    status = ops[0].device_type == SAGECOMM_HOST ? check_stretches(ops, n, batch, err) : check_memory(ops, n, 0, err);
+    status =
+        ops[0].device_type == SAGECOMM_HOST ? check_stretches(ops, n, batch, err) : check_memory(ops, n, batch, 0, err);
   }
-  if (status == SAGECOMM_OK) status = check_p2p(ops, n, err);
-  if (status == SAGECOMM_OK) {
-    uint32_t batches = count_batches(batch, n);
+  if (status == SAGECOMM_OK) status = check_p2p(ops, n, batch, err);
+  uint32_t batches = status == SAGECOMM_OK ? count_batches(batch, n) : 0;
+  if (batches > 0) {
     sort_batches(ops, n, batch, batches, count, part);
     status = issue_batches(g, group, rank, size, ops, n, count, batches, part, work, sequence, err);
   }

@@ -95,7 +95,7 @@ bool scr_fifo_publish(scr_group *g, int32_t peer) {
     SCR_FAULT(SCR_FAULT_PUBLISHED);
     const scr_sleeper *s = &g->peer[peer].shared->p2p;
     uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
-    if (word & SCR_SLEEP_ENGINE) scr_bell_wake(g->peer[peer].engine_bell);
+    if (word & SCR_SLEEP_ENGINE) scr_wake_engine(&g->peer[peer]);
     if (word & ~SCR_SLEEP_ENGINE) scr_bell_wake((_Atomic uint32_t *)(uintptr_t)&s->bell);
   }
   return news;

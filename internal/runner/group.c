@@ -141,6 +141,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     void *bell = c->bell != NULL ? c->bell : (unsigned char *)c->arena + c->engine_bell;
     peer[i].engine_bell = (_Atomic uint32_t *)bell;
     peer[i].apart = c->bell != NULL;
+    peer[i].pair = c->pair;
+    g->pairs = g->pairs || c->pair != 0;
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
       peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
       peer[i].flight_entries = c->flight_entries;

@@ -39,7 +39,8 @@ typedef struct scr_peer {
   const scr_flight_area *flight; /* its flight recorder; NULL where it has none or this process cannot read it */
   uint32_t flight_entries;
   bool flight_stacks;
-  bool apart; /* its shared blocks are shadows (docs/protocol.md, section 16) */
+  bool apart;    /* its shared blocks are shadows (docs/protocol.md, section 16) */
+  uint64_t pair; /* not 0: a thread that publishes for it, or waits for it, moves the bytes; the number for scr_go */
 } scr_peer;
 
 /* Whether `bytes` at `offset` lie inside the peer's arena and `offset` is aligned to SCR_LINE. The peer wrote the
@@ -98,7 +99,8 @@ typedef struct scr_channels {
  * 3. queue_lock, and the locks of the pool of runs (run.c), of completed runs (engine.c) and of the table of groups
  *    (group.c). No other lock is taken while one of these is held.
  *
- * Go is entered without any of them, because a hook may wait for a lock of Go's. */
+ * Go is entered without any of them, because a hook may wait for a lock of Go's. The hooks push and poll, which do not,
+ * are called with the drive lock or p2p.lock. */
 /* One lane of a group. The host lane stands for the group: its handle is the group's. */
 struct scr_group {
   alignas(SCR_LINE) _Atomic uint64_t word;
@@ -109,6 +111,7 @@ struct scr_group {
   int32_t rank, size;
   bool trace;
   uint8_t lane; /* SCR_HOST_LANE or SCR_DEVICE_LANE */
+  bool pairs;   /* it has peers with a `pair` */
   uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;
@@ -130,6 +133,7 @@ struct scr_group {
     uint64_t ticket[2];
     uint64_t hash;
     uint32_t spin_now;
+    uint64_t attended; /* peers of other hosts for which the driver polls: bits, of the first 64 */
     /* Where the engine last saw the queue blocked. */
     scr_run *engine_run;
     _Atomic uint64_t *engine_flag;

@@ -8,6 +8,9 @@ int32_t scrGoFifo(uint64_t group, int32_t peer);
 void scrGoFail(uint64_t group, sagecomm_error *cause);
 void scrGoTrace(uint64_t group, sagecomm_op *op);
 void scrGoWant(uint64_t group, scr_run **agreement);
+void scrGoPush(uint64_t pair);
+int32_t scrGoPoll(uint64_t pair);
+void scrGoAttend(uint64_t pair, int32_t on);
 void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
 
 static int32_t issue(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
@@ -34,7 +37,8 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue, incident, scrGoFifo, fuse, fail, trace, scrGoWant};
+  static const scr_hooks hooks = {issue, incident,  scrGoFifo, fuse,      fail,
+                                  trace, scrGoWant, scrGoPush, scrGoPoll, scrGoAttend};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }

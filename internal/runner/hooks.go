@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"sagecomm/internal/coll"
@@ -32,6 +33,29 @@ type Handler interface {
 	// there is none: then the operation has a carrier, or the group is down.
 	Want(group uint64, use func(Agreement))
 }
+
+// Pair is what moves bytes between a rank of this process and one of another host. The runner calls it on any thread, with locks of its own held: so
+// it waits for nothing, and for no lock that is held while the runner is entered.
+type Pair interface {
+	Push()       // what was published goes out, at once or soon
+	Poll() bool  // reads what has come, and reports whether there was anything
+	Attend(bool) // a thread begins, or ends, to poll again and again
+}
+
+var (
+	pairs    sync.Map // of Pair, by number
+	lastPair atomic.Uint64
+)
+
+// AddPair gives a pair a number, for Peer.Pair.
+func AddPair(p Pair) uint64 {
+	n := lastPair.Add(1)
+	pairs.Store(n, p)
+	return n
+}
+
+// RemovePair ends the number of a pair.
+func RemovePair(number uint64) { pairs.Delete(number) }
 
 var (
 	handler Handler
@@ -87,6 +111,28 @@ func scrGoFail(group C.uint64_t, cause *C.sagecomm_error) {
 //export scrGoTrace
 func scrGoTrace(group C.uint64_t, op *C.sagecomm_op) {
 	handler.Trace(uint64(group), Call{raw: op})
+}
+
+//export scrGoPush
+func scrGoPush(pair C.uint64_t) {
+	if p, is := pairs.Load(uint64(pair)); is {
+		p.(Pair).Push()
+	}
+}
+
+//export scrGoPoll
+func scrGoPoll(pair C.uint64_t) C.int32_t {
+	if p, is := pairs.Load(uint64(pair)); is && p.(Pair).Poll() {
+		return 1
+	}
+	return 0
+}
+
+//export scrGoAttend
+func scrGoAttend(pair C.uint64_t, on C.int32_t) {
+	if p, is := pairs.Load(uint64(pair)); is {
+		p.(Pair).Attend(on != 0)
+	}
 }
 
 //export scrGoFifo

@@ -19,10 +19,8 @@ static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) 
   return r->flag == flag && r->need == need;
 }
 
-/* Drives until `r`, the fast run or a queued run, is done. Returns SCR_FINISHED, SCR_YIELDED if slice_end has
- * passed, or an incident code of *culprit.
- * Requires: the drive lock. */
-static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
+/* As drive_patiently(), and may still poll for peers. */
+static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
   scr_backoff backoff = {0};
   _Atomic uint64_t *flag = NULL;
   uint64_t need = 0;
@@ -51,6 +49,15 @@ static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run 
     if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, at, SCR_TRACE_SLEEP, since, peer, 0);
     if (rc) return rc;
   }
+}
+
+/* Drives until `r`, the fast run or a queued run, is done. Returns SCR_FINISHED, SCR_YIELDED if slice_end has
+ * passed, or an incident code of *culprit.
+ * Requires: the drive lock. */
+static int drive_patiently(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
+  int rc = drive_until(g, r, slice_end, culprit);
+  if (g->pairs) scr_stop_polling(g, &g->coll.attended);
+  return rc;
 }
 
 /* ---- issue ---- */

@@ -159,7 +159,10 @@ func fill(to *C.sagecomm_op, list []C.sagecomm_segment, op coll.Op, in, out [][]
 	}
 	to.in_blocks, to.out_blocks = lengths(op.InBlocks), lengths(op.OutBlocks)
 	if op.Async {
-		to.flags = C.SAGECOMM_ASYNC
+		to.flags |= C.SAGECOMM_ASYNC
+	}
+	if op.Paired {
+		to.flags |= C.SAGECOMM_PAIRED
 	}
 }
 

@@ -134,8 +134,20 @@ static void learn_from(scr_group *g, scr_run *r) {
   atomic_store_explicit(&g->p2p.waits_at_once, scr_now() - posted < g->policy.at_once_ns, memory_order_relaxed);
 }
 
-static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
+/* Whether bytes to or from a rank of another host have moved since the last look. They come piece by piece, and who waits for the
+ * next one begins to wait anew. */
+static bool moves(const scr_group *g, int32_t peer, uint64_t *moved) {
+  if (peer < 0 || g->peer[peer].pair == 0) return false;
+  uint64_t before = *moved;
+  *moved = atomic_load_explicit(&scr_shared_fifo_reader(g->peer[peer].shared, (uint32_t)g->rank)->read,
+                                memory_order_relaxed) +
+           atomic_load_explicit(&scr_shared_fifo_reader(g->shared, (uint32_t)peer)->read, memory_order_relaxed);
+  return *moved != before;
+}
+
+static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, uint64_t *attended) {
   scr_backoff backoff = {0};
+  uint64_t moved = 0;
   uint32_t spins = 0;
   while (!done(r)) {
     bool again = pass(g, SCR_PASS_BYTES, false);
@@ -155,6 +167,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
       int32_t peer;
       int code = p2p_check_wait(g, r, now, &peer);
       if (code > 0) {
+        if (g->pairs) scr_stop_polling(g, attended);
         report(g, incident_with(r, code, peer));
         /* Of a group over several hosts the failure may not be decided yet: the caller looks for signals meanwhile. */
         if (scr_now() >= slice_end && !done(r)) return SCR_YIELDED;
@@ -164,10 +177,12 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
     }
     if (now >= slice_end && !done(r)) return SCR_YIELDED;
     if (again) continue;
+    if (g->pairs && moves(g, r->root, &moved)) backoff.began = now;
     if (now - backoff.began < (int64_t)g->yield_us * 1000) {
-      sched_yield();
+      if (scr_poll_or_yield(g, r->root, now - backoff.began, attended)) backoff.began = now;
       continue;
     }
+    if (g->pairs) scr_stop_polling(g, attended);
     uint32_t bell = atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst);
     /* waits_for counts the threads that sleep; peers look only whether it is 0. */
     atomic_fetch_add_explicit(&g->shared->p2p.waits_for, 1, memory_order_seq_cst);
@@ -194,7 +209,9 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end) {
 
 static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
   begin_driving(g);
-  int rc = drive_until(g, r, slice_end);
+  uint64_t attended = 0;
+  int rc = drive_until(g, r, slice_end, &attended);
+  if (g->pairs) scr_stop_polling(g, &attended);
   end_driving(g);
   return rc;
 }

@@ -56,6 +56,8 @@ typedef struct scr_incident {
   int64_t timeout_ns;
 } scr_incident;
 
+#define SCR_LEFT_OUT UINT32_MAX /* in place of the number of a batch */
+
 /* Calls from the runner into Go. They are set once, before the first group.
  * Holds: nothing while one is called. */
 typedef struct scr_hooks {
@@ -68,7 +70,7 @@ typedef struct scr_hooks {
   /* Makes the fifo to `peer`. Returns SAGECOMM_OK, or an error after it has taken the group down. */
   int32_t (*fifo)(uint64_t group, int32_t peer);
   /* Checks the operations of a coalesced call and assigns them to batches: batch[i] is the number of the batch of
-   * ops[i]. Batches are issued in the order of their numbers, from 0. */
+   * ops[i], or SCR_LEFT_OUT if that is not carried out. Batches are issued in the order of their numbers, from 0. */
   int32_t (*fuse)(uint64_t group, const sagecomm_op *ops, uint32_t n, uint32_t *batch, sagecomm_error *err);
   /* Fails the group with *cause because a part of a coalesced call could not be issued after others were. The group
    * is down when it returns. */
@@ -78,6 +80,13 @@ typedef struct scr_hooks {
   /* Somebody waits for a held operation of the group. *agreement is the agreement that is under way, with a reference
    * for the caller, or NULL if there is none: the operation has a carrier, or the group is down. */
   void (*want)(uint64_t group, scr_run **agreement);
+  /* Sends what this rank has published for the rank of a shadow, or leaves that to the pump of the link. It waits for nothing, and for
+   * no lock that is held while the runner is entered: so the caller may hold locks. */
+  void (*push)(uint64_t pair);
+  /* Reads what has come for the pair of a shadow, and for others on its connections. Returns whether anything has come. As push. */
+  int32_t (*poll)(uint64_t pair);
+  /* Whether this thread is about to poll for the pair again and again: then nobody else is woken for what comes. As push. */
+  void (*attend)(uint64_t pair, int32_t on);
 } scr_hooks;
 
 void scr_set_hooks(const scr_hooks *hooks);
@@ -164,6 +173,7 @@ typedef struct scr_peer_config {
   uint64_t shared[SCR_LANES]; /* offsets of its shared blocks */
   uint64_t engine_bell;       /* offset of its engine's bell, from scr_shared_check() */
   void *bell;                 /* not NULL: its engine's bell, outside the arena */
+  uint64_t pair;              /* not 0: its shared blocks are shadows, and this is their number for push and poll */
   uint64_t flight;            /* offset of its flight recorder for this lane; 0: none that peers can read */
   uint32_t flight_entries;
   bool flight_stacks; /* it records callers' stacks */

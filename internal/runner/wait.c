@@ -2,10 +2,58 @@
  * the wait can still succeed. */
 #include <sched.h>
 
+#include "engine.h"
 #include "wait.h"
 
+void scr_wake_engine(const scr_peer *p) {
+  if (p->pair != 0) {
+    scr_go.push(p->pair);
+  } else {
+    scr_bell_wake(p->engine_bell);
+  }
+}
+
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
-  scr_bell_wake((word & SCR_SLEEP_ENGINE) ? p->engine_bell : (_Atomic uint32_t *)&s->bell);
+  if (word & SCR_SLEEP_ENGINE) {
+    scr_wake_engine(p);
+  } else {
+    scr_bell_wake((_Atomic uint32_t *)&s->bell);
+  }
+}
+
+/* Whoever polls for so long, and nothing comes, lets others run in between. */
+#define POLL_NS 500000
+
+/* The peers for which a thread says that it polls; for others it polls without saying so. */
+#define MOST_ATTENDED 63
+
+static bool is_attended(uint64_t attended, int32_t rank) { return rank < MOST_ATTENDED && (attended >> rank & 1) != 0; }
+
+void scr_stop_polling(const scr_group *g, uint64_t *attended) {
+  for (int32_t i = 0; *attended >> i != 0; i++) {
+    if (is_attended(*attended, i)) scr_go.attend(g->peer[i].pair, 0);
+  }
+  *attended = 0;
+}
+
+bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
+  bool came = false;
+  for (int32_t i = 0; g->pairs && i < g->size; i++) {
+    uint64_t pair = g->peer[i].pair;
+    if (pair == 0 || !(rank < 0 || i == rank || is_attended(*attended, i))) continue;
+    if (i < MOST_ATTENDED && !is_attended(*attended, i)) {
+      *attended |= UINT64_C(1) << i;
+      scr_go.attend(pair, 1);
+    }
+    if (scr_go.poll(pair)) came = true;
+  }
+  if (came) return true;
+  if (g->pairs && g->spin != 0 && waited_ns < POLL_NS) {
+    scr_pause();
+  } else {
+    sched_yield();
+  }
+  return false;
 }
 
 /* Whether the flag has not risen. It is read again after a reason to give up was found, because a chunk that was
@@ -113,9 +161,10 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   if (give_up) return SCR_YIELDED;
   g->coll.spin_now = g->spin < 50 ? g->spin : 50;
   if (now - p->began < (int64_t)g->yield_us * 1000) {
-    sched_yield();
+    scr_poll_or_yield(g, r->peer, now - p->began, &g->coll.attended);
     return 0;
   }
+  if (g->pairs) scr_stop_polling(g, &g->coll.attended);
   /* Sleep. The sleeper word is stored before the flag, the failure word and the goodbyes are read again. So a peer
    * that publishes later finds the word and wakes this rank. */
   uint32_t bell = atomic_load_explicit(&s->bell, memory_order_seq_cst);

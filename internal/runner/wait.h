@@ -32,6 +32,14 @@ static inline void scr_store_flag(_Atomic uint64_t *flag, uint64_t value) {
   atomic_store_explicit(flag, value, memory_order_seq_cst);
 #endif
 }
+/* Wakes the engine of a rank, or sends what lies in the shared blocks for it if they are those of a shadow. */
+void scr_wake_engine(const scr_peer *p);
+/* One round of a wait for a rank, or for any (-1), that has lasted for `waited_ns`: reads what has come from the processes of other
+ * hosts that are waited for, or that are in *attended, or else yields. Nobody else is woken for what comes from those in *attended,
+ * so whoever does something else than to drive calls scr_stop_polling() before. Returns whether anything has come. */
+bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended);
+/* Ends what polling began: from now on others are woken for what comes. */
+void scr_stop_polling(const scr_group *g, uint64_t *attended);
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
 /* Returns 1 + the rank whose flag a sleeper of collectives waits for, or 0. */
 static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }

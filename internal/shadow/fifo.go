@@ -18,7 +18,7 @@ const (
 	mostUnreleased = 32 << 10
 )
 
-// outFifo is the way of what this rank has written. The pump's goroutine alone changes it.
+// outFifo is the way of what this rank has written. Who has the turn to push changes it.
 type outFifo struct {
 	offset   *atomic.Uint64 // of this rank's fifo, 0 before there is one
 	fifo     runner.Fifo    // this rank's
@@ -81,8 +81,12 @@ func (p *Pair) pushFifo(number int) (moved bool, err error) {
 	h := p.header(tcp.Credit)
 	h.Lane, h.Taken, h.Block = uint8(number), l.in.read.Load(), l.in.released.Load()
 	if h.Taken-f.read >= mostUnread || h.Block-f.released >= mostUnreleased {
+		read, released := f.read, f.released
 		f.read, f.released, moved = h.Taken, h.Block, true
-		return moved, p.bare(p.connection(number, 0), &h)
+		if err = p.bare(p.connection(number, 0), &h); err != nil {
+			f.read, f.released = read, released
+		}
+		return moved, err
 	}
 	return moved, nil
 }
@@ -99,12 +103,19 @@ func (p *Pair) pushFrame(number int, frame *runner.Frame, payload []byte, end ui
 	case runner.FrameData:
 		h.Hash = frame.Total
 	}
+	began, eager, read, released := f.pushed.Load(), f.eager.Load(), f.read, f.released
 	if frame.Kind == runner.FrameEager {
-		f.eager.Add(frame.Bytes)
+		f.eager.Store(eager + frame.Bytes)
 	}
 	f.pushed.Store(end) // the remote rank may have taken it before Send returns
 	f.read, f.released = h.Taken, h.Block
-	return p.Link.Send(p.connection(number, 0), &h, payload)
+	err := p.send(p.connection(number, 0), &h, payload)
+	if err != nil {
+		f.pushed.Store(began)
+		f.eager.Store(eager)
+		f.read, f.released = read, released
+	}
+	return err
 }
 
 // acceptP2P compares the header of a frame of a fifo, or of CREDIT, with what may come, and returns where its payload goes.

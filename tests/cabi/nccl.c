@@ -2,74 +2,7 @@
  * library on host memory.
  * As `leaves`, rank 0 of 3 exits without a farewell, and the others go on.
  * Usage: nccl processes|threads|leaves RANKS */
-#define _GNU_SOURCE
-#include <nccl.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/time.h>
-#include <sys/wait.h>
-
-#include <stdio.h>
-#include <unistd.h>
-
-/* It declares inline functions that it does not define. */
-#define inline
-#include <nccl_device/core.h>
-#undef inline
-
-static _Thread_local int my_rank;
-
-#define CHECK(condition)                                                                              \
-  do {                                                                                                \
-    if (!(condition)) {                                                                               \
-      fprintf(stderr, "rank %d: %s:%d: %s does not hold\n", my_rank, __FILE__, __LINE__, #condition); \
-      _exit(1);                                                                                       \
-    }                                                                                                 \
-  } while (0)
-
-#define OK(call)                                                                                                   \
-  do {                                                                                                             \
-    ncclResult_t ok_ = (call);                                                                                     \
-    if (ok_ != ncclSuccess) {                                                                                      \
-      fprintf(stderr, "rank %d: %s:%d: %s: %s: %s\n", my_rank, __FILE__, __LINE__, #call, ncclGetErrorString(ok_), \
-              ncclGetLastError(NULL));                                                                             \
-      _exit(1);                                                                                                    \
-    }                                                                                                              \
-  } while (0)
-
-/* What the ranks share: a barrier that the library under test knows nothing of, and unique ids. */
-static struct shared {
-  pthread_barrier_t barrier;
-  ncclUniqueId id;
-} *shared;
-
-static void meet(void) { pthread_barrier_wait(&shared->barrier); }
-
-static ncclUniqueId unique_id(void) {
-  meet();
-  if (my_rank == 0) OK(ncclGetUniqueId(&shared->id));
-  meet();
-  return shared->id;
-}
-
-static void expect(ncclResult_t result, ncclResult_t wanted, ncclComm_t comm, const char *text) {
-  if (result != wanted || strstr(ncclGetLastError(comm), text) == NULL) {
-    fprintf(stderr, "rank %d: result %d, expected %d with %s: %s\n", my_rank, result, wanted, text,
-            ncclGetLastError(comm));
-    _exit(1);
-  }
-}
-
-static void settle(ncclComm_t comm, ncclResult_t result) {
-  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
-  OK(result);
-}
+#include "nccl_ranks.h"
 
 /* ---- values of all types ---- */
 
@@ -330,12 +263,6 @@ static void ask(ncclComm_t comm, int rank, int size) {
   CHECK(answer == -1); /* there is no device */
   OK(ncclCommGetAsyncError(comm, &state));
   CHECK(state == ncclSuccess);
-}
-
-static int32_t sum(ncclComm_t comm, int32_t value) {
-  int32_t total = -1;
-  settle(comm, ncclAllReduce(&value, &total, 1, ncclInt32, ncclSum, comm, NULL));
-  return total;
 }
 
 static void splits(ncclComm_t comm, int size) {
@@ -618,7 +545,7 @@ static void memory(ncclComm_t comm) {
   expect(ncclMemAlloc(&at, SIZE_MAX), ncclSystemError, NULL, "out of memory");
 }
 
-/* Rank 0 aborts while the others wait for it. */
+/* Rank 0 aborts with nothing outstanding while the others wait for it: it has left. */
 static void aborts(int size) {
   ncclComm_t comm = NULL;
   OK(ncclCommInitRank(&comm, size, unique_id(), my_rank));
@@ -627,9 +554,9 @@ static void aborts(int size) {
   } else {
     int32_t value = 1;
     ncclResult_t state = ncclSuccess;
-    expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, "ncclCommAbort()");
+    expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, " left");
     OK(ncclCommGetAsyncError(comm, &state));
-    expect(state, ncclRemoteError, comm, "ncclCommAbort()");
+    expect(state, ncclRemoteError, comm, " left");
     OK(ncclCommAbort(comm));
   }
   expect(ncclCommDestroy(comm), ncclInvalidArgument, NULL, "or was destroyed");
@@ -772,11 +699,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: %s processes|threads|leaves RANKS\n", argv[0]);
     return 2;
   }
-  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  pthread_barrierattr_t between;
-  pthread_barrierattr_init(&between);
-  pthread_barrierattr_setpshared(&between, PTHREAD_PROCESS_SHARED);
-  pthread_barrier_init(&shared->barrier, &between, (unsigned)ranks);
+  share_among(ranks);
   pthread_t thread[8];
   pid_t first = 0;
   int gone[2];

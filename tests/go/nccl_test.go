@@ -117,19 +117,53 @@ func exportedBy(t *testing.T, file string) (list []string) {
 	return list
 }
 
+// programOverFacade compiles a program of tests/cabi with NVIDIA's header and links it to the facade in a folder.
+func programOverFacade(t *testing.T, headers []string, folder, name string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), name)
+	compile(t, words("CC", "gcc"), slices.Concat([]string{"-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"}, headers,
+		[]string{filepath.Join(root, "tests/cabi", name+".c"), filepath.Join(folder, "libnccl.so.2"), "-Wl,-rpath," + folder, "-pthread", "-o", program})...)
+	return program
+}
+
+// ranksAgree runs a program that prints so in the end.
+func ranksAgree(t *testing.T, program string, arguments ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	output, err := exec.CommandContext(ctx, program, arguments...).CombinedOutput()
+	if err != nil || !bytes.Contains(output, []byte("ranks agree")) {
+		t.Errorf("%v\n%s", err, output)
+	}
+}
+
+// The cases of tests/cabi/nccl_cases.c are one each.
+func TestFacadeInCases(t *testing.T) {
+	program := programOverFacade(t, headersOfNCCL(t), facadeOf(t), "nccl_cases")
+	for _, name := range []string{"texts", "finalizes", "itself", "leaves", "shrinks"} {
+		for _, size := range []int{2, 4} {
+			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
+				t.Parallel()
+				if size > 2 && testing.Short() {
+					t.Skip("two ranks suffice")
+				}
+				ranksAgree(t, program, name, fmt.Sprint(size))
+			})
+		}
+	}
+}
+
 // tests/cabi/nccl.c calls all of them.
 func TestFacadeOnHostMemory(t *testing.T) {
 	headers := headersOfNCCL(t)
-	source := filepath.Join(root, "tests/cabi/nccl.c")
-	text, err := os.ReadFile(source)
+	text, err := os.ReadFile(filepath.Join(root, "tests/cabi/nccl.c"))
+	require.NoError(t, err)
+	shared, err := os.ReadFile(filepath.Join(root, "tests/cabi/nccl_ranks.h"))
 	require.NoError(t, err)
 	for _, name := range append(functionsIn(t, "tests/emulator/symbols.txt"), functionsIn(t, "nccl/symbols.txt")...) {
-		require.Contains(t, string(text), name+"(", "tests/cabi/nccl.c does not call %s", name)
+		require.Contains(t, string(text)+string(shared), name+"(", "tests/cabi/nccl.c does not call %s", name)
 	}
-	folder := facadeOf(t)
-	program := filepath.Join(t.TempDir(), "nccl")
-	compile(t, words("CC", "gcc"), slices.Concat([]string{"-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"}, headers,
-		[]string{source, filepath.Join(folder, "libnccl.so.2"), "-Wl,-rpath," + folder, "-pthread", "-o", program})...)
+	program := programOverFacade(t, headers, facadeOf(t), "nccl")
 	sizes := []int{1, 2, 3, 4, 8}
 	if testing.Short() {
 		sizes = []int{2, 3}
@@ -141,12 +175,7 @@ func TestFacadeOnHostMemory(t *testing.T) {
 			}
 			t.Run(fmt.Sprint(how, size), func(t *testing.T) {
 				t.Parallel()
-				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-				defer cancel()
-				output, err := exec.CommandContext(ctx, program, how, fmt.Sprint(size)).CombinedOutput()
-				if err != nil || !bytes.Contains(output, []byte("ranks agree")) {
-					t.Errorf("%v\n%s", err, output)
-				}
+				ranksAgree(t, program, how, fmt.Sprint(size))
 			})
 		}
 	}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import distributed_c10d as c10d
 
 import cuda_holds
@@ -39,6 +40,9 @@ def begin(rank: int, size: int, store: str, timeout: int = 60, **options: Any) -
         timeout=timedelta(seconds=timeout),
         **options,
     )
+    if wanted := os.environ.get("GROUP_CLASS"):
+        group = c10d._get_default_group()._get_backend(torch.device("cuda"))
+        assert type(group).__name__ == wanted, type(group)
 
 
 def end() -> None:
@@ -243,8 +247,10 @@ def splits(rank: int, size: int, store: str, nonblocking: bool) -> None:
         os.environ["TORCH_NCCL_USE_COMM_NONBLOCKING"] = "1"
     begin(rank, size, store, device_id=torch.device("cuda", rank % torch.cuda.device_count()))
     split()
-    for program in reductions, exchanges:
-        program()
+    reductions()
+    legacy = os.environ["GROUP_CLASS"] == "ProcessGroupNCCL"  # its all_to_all takes ncclInProgress for an error
+    if not (nonblocking and legacy):
+        exchanges()
     end()
 
 
@@ -256,8 +262,32 @@ def training(rank: int, size: int, store: str, function: str, *arguments: Any) -
     return result
 
 
+def shrinks(rank: int, size: int, store: str, flags: int) -> None:
+    """All ranks but the last shrink the default group, with nothing outstanding. The last one sees no failure."""
+    begin(rank, size, store, device_id=torch.device("cuda", rank % torch.cuda.device_count()))
+    t, names = mine(), c10d._get_default_store()
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    if rank == size - 1:
+        names.get("shrunk")
+        torch.cuda.synchronize()
+        group = c10d._get_default_group()._get_backend(torch.device("cuda"))
+        assert group.get_error() == ErrorType.SUCCESS
+        end()
+        return
+    group = dist.shrink_group([size - 1], shrink_flags=flags)
+    t = values(rank).cuda()
+    dist.all_reduce(t, group=group)
+    same(t, torch.stack([values(r) for r in range(size - 1)]).sum(0), "all_reduce of a group that was shrunk")
+    if rank == 0:
+        names.set("shrunk", b"")
+    end()
+
+
 def aborts(rank: int, size: int, store: str) -> str:
-    """Rank 0 aborts its group. The operation of the others fails, and each can make a new group."""
+    """Rank 0 aborts its group with nothing outstanding. The operation of the others fails, and each can make a new
+    group."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # else the watchdog of ProcessGroupNCCL ends the process
     begin(rank, size, store)
     t = mine()
     dist.all_reduce(t)
@@ -429,6 +459,36 @@ def replayed(rank: int, size: int, store: str) -> None:
         same(eager, torch.full((N,), float(size ** (launch + 1))), f"the operation behind launch {launch}")
     library.call("ncclCommDestroy", comm)
     cuda_holds.check()
+
+
+def to_itself(rank: int, size: int, store: str) -> str:
+    """Each rank sends to itself, in one buffer and in two, while the buffers are late. Returns why a send alone is
+    refused."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    x, y, got = mine_of(rank), mine_of(rank + 1), empty()
+    library.call("ncclGroupStart")
+    for source, target in ((x, x), (y, got)):
+        library.call("ncclSend", pointer(source), N, FLOAT32, rank, comm, stream())
+        library.call("ncclRecv", pointer(target), N, FLOAT32, rank, comm, stream())
+    library.call("ncclAllReduce", pointer(z := mine_of(rank)), pointer(z), N, FLOAT32, SUM, comm, stream())
+    library.call("ncclGroupEnd")
+    x.add_(1)
+    same(x, values(rank) + 1, "a send onto itself")
+    same(got, values(rank + 1), "a send to itself")
+    same(z, torch.stack([values(r) for r in range(size)]).sum(0), "the all_reduce beside them")
+    try:
+        library.call("ncclSend", pointer(x), N, FLOAT32, rank, comm, stream())
+        text = ""
+    except Error as error:
+        assert error.result == INVALID_USAGE, error
+        text = str(error)
+    library.call("ncclCommDestroy", comm)
+    cuda_holds.check()
+    return text
 
 
 def host_memory(rank: int, size: int, store: str) -> None:

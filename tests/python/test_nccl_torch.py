@@ -1,4 +1,5 @@
-"""torch's own ProcessGroupNCCL, unmodified, on fake CUDA, with libsagecomm_nccl.so where NCCL stands.
+"""torch's own backend nccl, unmodified, on fake CUDA, with libsagecomm_nccl.so where NCCL stands. The backend is
+ProcessGroupNCCL2, and ProcessGroupNCCL before torch 2.15 and with TORCH_DIST_USE_NCCL2=0.
 
 facade_ranks.py has what ranks do. The emulator's checker reports each pair of accesses that nothing orders."""
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d as c10d
 
 import device_training
 from cuda_bed import CudaBed, fake_cuda
@@ -22,6 +24,15 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 
 SETTINGS = {"EMULATOR_KICK_MS": "5", "EMULATOR_DEVICES": "4"}
 ENGINES = ["staged", "cuda", "auto"]
+SHRINK_DEFAULT, SHRINK_ABORT = 0, 1  # as in torch.distributed
+# Which class torch's backend nccl is: since 2.15 ProcessGroupNCCL2, unless TORCH_DIST_USE_NCCL2 is 0.
+CLASSES = {"ProcessGroupNCCL2": "1"} if hasattr(c10d, "ProcessGroupNCCL2") else {}
+CLASSES["ProcessGroupNCCL"] = "0"
+of_both_classes = pytest.mark.parametrize("group_class", CLASSES)
+
+
+def of_class(group_class: str) -> dict[str, str]:
+    return {"GROUP_CLASS": group_class, "TORCH_DIST_USE_NCCL2": CLASSES[group_class]}
 
 
 def case(value: object) -> str:
@@ -41,23 +52,39 @@ def facade_bed() -> Iterator[CudaBed]:
 
 @under_schedules
 @pytest.mark.parametrize("of", quickly([("staged", 2)], [("staged", 2), ("cuda", 4), ("auto", 4)]), ids=case)
-def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int]) -> None:
+@of_both_classes
+def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int], group_class: str) -> None:
     engine, size = of
-    settings = {**SETTINGS, "SAGECOMM_ENGINE": engine, "schedule": schedule.name}
+    settings = {**SETTINGS, **of_class(group_class), "SAGECOMM_ENGINE": engine, "schedule": schedule.name}
     for mapped in facade_bed.ranks("facade_ranks:programs", size, seed=schedule.seed, **settings):
         assert mapped == [FACADE.name]  # NVIDIA's is not in the process
 
 
+@pytest.mark.parametrize("engine", quickly(["auto"], ["auto", "staged"]))
+@of_both_classes
+def test_ranks_share_a_device(facade_bed: CudaBed, engine: str, group_class: str) -> None:
+    settings = {**SETTINGS, **of_class(group_class), "EMULATOR_DEVICES": "1", "SAGECOMM_ENGINE": engine}
+    facade_bed.ranks("facade_ranks:programs", 2, **settings)
+
+
 @pytest.mark.parametrize("nonblocking", quickly([True], [False, True]))
 @pytest.mark.parametrize("size", quickly([2], [2, 4]))
-def test_splits(facade_bed: CudaBed, size: int, nonblocking: bool) -> None:
-    facade_bed.ranks("facade_ranks:splits", size, nonblocking, **SETTINGS)
+@of_both_classes
+def test_splits(facade_bed: CudaBed, size: int, nonblocking: bool, group_class: str) -> None:
+    facade_bed.ranks("facade_ranks:splits", size, nonblocking, **SETTINGS, **of_class(group_class))
+
+
+@pytest.mark.parametrize("flags", quickly([SHRINK_ABORT], [SHRINK_DEFAULT, SHRINK_ABORT]))
+@of_both_classes
+def test_shrinks(facade_bed: CudaBed, flags: int, group_class: str) -> None:
+    facade_bed.ranks("facade_ranks:shrinks", 3, flags, **SETTINGS, **of_class(group_class))
 
 
 @pytest.mark.parametrize("size", quickly([2], [2, 4]))
-def test_aborts(facade_bed: CudaBed, size: int) -> None:
-    texts = facade_bed.ranks("facade_ranks:aborts", size, **SETTINGS)
-    assert all("ncclCommAbort() was called" in text for text in texts[1:]), texts
+@of_both_classes
+def test_aborts(facade_bed: CudaBed, size: int, group_class: str) -> None:
+    texts = facade_bed.ranks("facade_ranks:aborts", size, **SETTINGS, **of_class(group_class))
+    assert all("rank 0" in text and " left " in text for text in texts[1:]), texts
 
 
 @pytest.mark.parametrize("of", quickly([("staged", 2)], [(e, n) for e in ENGINES for n in (2, 4)]), ids=case)
@@ -98,6 +125,12 @@ def test_an_operation_in_a_capture_is_refused(facade_bed: CudaBed) -> None:
 @pytest.mark.parametrize("size", quickly([2], [2, 4]))
 def test_graphs(facade_bed: CudaBed, size: int) -> None:
     facade_bed.ranks("facade_ranks:replayed", size, **SETTINGS, SAGECOMM_ENGINE="cuda")
+
+
+@pytest.mark.parametrize("engine", quickly(["staged"], ["staged", "cuda"]))
+def test_a_rank_sends_to_itself(facade_bed: CudaBed, engine: str) -> None:
+    for text in facade_bed.ranks("facade_ranks:to_itself", 2, **SETTINGS, SAGECOMM_ENGINE=engine):
+        assert "has 1 sends to itself" in text
 
 
 def test_pinned_memory(facade_bed: CudaBed) -> None:

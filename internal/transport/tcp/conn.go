@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // intakeBytes is how much of a connection is read without knowing yet where it goes: headers, and payloads that are short enough to be
@@ -59,6 +61,8 @@ type conn struct {
 	}
 	ended   chan struct{} // closed when a read has failed: nothing comes any more
 	threads atomic.Int32
+	calming sync.Mutex
+	calmers atomic.Int32 // threads that poll: Link.Calm; changed under calming
 	parking sync.Mutex
 	changed *sync.Cond
 	word    uint64 // under parking
@@ -180,22 +184,52 @@ func (c *conn) leave() {
 	c.changed.Signal()
 }
 
-// poll reads what has come, by one system call. Somebody else who reads is left alone.
-func (c *conn) poll() (frames int, err error) {
-	if !c.plain || !c.receiving.TryLock() {
-		return 0, nil
+// poll reads what has come, by one system call. Somebody else who reads is left alone: busy.
+func (c *conn) poll() (frames int, busy bool, err error) {
+	if !c.plain {
+		return 0, false, nil
+	}
+	if !c.receiving.TryLock() {
+		return 0, true, nil
 	}
 	defer c.receiving.Unlock()
 	failed := c.raw.Control(func(fd uintptr) {
 		frames, err = c.once(func(bufs [][]byte) (int, error) { return readv(int(fd), bufs) })
 	})
 	if failed != nil {
-		return 0, failed
+		return 0, false, failed
 	}
 	if errors.Is(err, errAgain) {
-		return 0, nil
+		return 0, false, nil
 	}
-	return frames, err
+	return frames, false, err
+}
+
+// calmBytes is how much of what has come may be unread before the goroutine is woken while threads poll.
+const calmBytes = 1 << 20
+
+// calm adds a thread that polls, or takes one away. While there is one, the kernel wakes nobody for a few bytes (SO_RCVLOWAT). When the last one
+// goes, the kernel looks at once whether something has come.
+func (c *conn) calm(on bool) {
+	if !c.plain {
+		return
+	}
+	c.calming.Lock()
+	defer c.calming.Unlock()
+	by, low := int32(-1), 1
+	if on {
+		by, low = 1, calmBytes
+	}
+	after := c.calmers.Add(by)
+	if !on {
+		c.flushRest()
+	}
+	if after-by != 0 && after != 0 {
+		return
+	}
+	_ = c.raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, low)
+	})
 }
 
 // shut ends the connection. When it returns, nobody reads into a payload's place any more, or will.

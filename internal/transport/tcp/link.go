@@ -208,6 +208,15 @@ func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err er
 	return taken, nil
 }
 
+// Push is TrySend for a thread that does not attend the link: goroutines read it. The rest of the frame is sent by threads that call PollData, as
+// long as Calm says that there are some, or by a goroutine.
+func (l *Link) Push(on int, h *Header, payload ...[]byte) (taken bool, err error) {
+	if taken, err = l.TrySend(on, h, payload...); taken && l.conns[on].calmers.Load() == 0 {
+		l.conns[on].flushRest()
+	}
+	return taken, err
+}
+
 // Attend lets the calling thread read the link by Poll, until Leave. Meanwhile no goroutine is woken for what comes.
 func (l *Link) Attend() {
 	for _, c := range l.conns {
@@ -229,7 +238,7 @@ func (l *Link) Leave() {
 func (l *Link) Poll() (frames int, err error) {
 	ended := 0
 	for _, c := range l.conns {
-		n, err := c.poll()
+		n, _, err := c.poll()
 		frames += n
 		if err != nil {
 			l.lose(err)
@@ -248,6 +257,37 @@ func (l *Link) Poll() (frames int, err error) {
 		return frames, l.Err()
 	}
 	return frames, nil
+}
+
+// PollData reads what has come on the data connections. Any thread may call it, and does not wait; where a goroutine reads, nothing is done. It
+// reports whether a frame has come.
+// Requires: not within the receiver.
+func (l *Link) PollData() (came bool) {
+	for _, c := range l.conns[1:] {
+		n, busy, err := c.poll()
+		came = came || n > 0
+		if err == nil && c.sending.TryLock() {
+			err = c.tryFlush()
+			c.sending.Unlock()
+		} else {
+			busy = true
+		}
+		if err != nil {
+			l.lose(err)
+		}
+		if busy && !came { // the other one may need this processor
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
+	}
+	return came
+}
+
+// Calm says that the calling thread is about to call PollData again and again, or ends that. In between no goroutine is woken for what comes on
+// the data connections, unless the thread is so slow that very much is waiting.
+func (l *Link) Calm(on bool) {
+	for _, c := range l.conns[1:] {
+		c.calm(on)
+	}
 }
 
 // addressOf returns the address of the other end of a connection.

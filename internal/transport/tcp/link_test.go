@@ -222,7 +222,7 @@ func TestNothingIsReadBehindAPanic(t *testing.T) {
 	require.NoError(t, there.Send(1, message(2), make([]byte, 100)))
 	for range 3 {
 		require.Eventually(t, func() bool {
-			_, err := back.conns[1].poll()
+			_, _, err := back.conns[1].poll()
 			return err != nil && strings.Contains(err.Error(), "panic: no such place")
 		}, soon, time.Millisecond)
 	}

@@ -1,0 +1,231 @@
+/* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
+ * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks RANKS */
+#include "nccl_ranks.h"
+
+#include <signal.h>
+
+/* No rank begins before all know that they have joined. */
+static ncclComm_t communicator(int size, int blocking) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = blocking;
+  ncclComm_t comm = NULL;
+  settle(comm, ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config) == ncclInternalError
+                   ? ncclInternalError
+                   : ncclInProgress);
+  meet();
+  return comm;
+}
+
+/* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without a communicator, if
+ * that has none that is newer. */
+static void texts(int size) {
+  ncclComm_t comm = communicator(size, 0);
+  expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "ncclCommCount");
+  int32_t from[2] = {1, 1}, to[2];
+  ncclResult_t result = ncclAllReduce(from, to, my_rank == 0 ? 2 : 1, ncclInt32, ncclSum, comm, NULL);
+  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+  expect(result, ncclInvalidUsage, NULL, "all_reduce");
+  expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "ncclCommCount");
+  OK(ncclCommDestroy(comm));
+}
+
+/* Rank 0 finalizes a communicator while its split waits for the other ranks. */
+static void finalizes(int size) {
+  for (int blocking = 0; blocking < 2; blocking++) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = communicator(size, blocking), child = NULL;
+    if (my_rank != 0 && !blocking) meet();
+    CHECK(ncclCommSplit(comm, 0, -my_rank, &child, &config) == ncclInProgress);
+    ncclResult_t result = ncclCommFinalize(comm);
+    CHECK(result == (blocking ? ncclSuccess : ncclInProgress));
+    if (my_rank == 0 && !blocking) meet();
+    settle(child, ncclInProgress);
+    settle(comm, result);
+    CHECK(sum(child, 3) == 3 * size);
+    OK(ncclCommDestroy(child));
+    OK(ncclCommDestroy(comm));
+  }
+
+  ncclComm_t comm = communicator(size, 1), child = NULL;
+  OK(ncclGroupStart());
+  OK(ncclCommSplit(comm, 0, 0, &child, NULL));
+  expect(ncclCommFinalize(comm), ncclInvalidUsage, NULL, "is in the same group call");
+  OK(ncclGroupEnd());
+  CHECK(sum(child, 1) == size && sum(comm, 1) == size);
+  OK(ncclCommDestroy(child));
+
+  /* An abort ends the wait of a finalization for a split that no other rank joins. */
+  ncclComm_t other = communicator(size, 0);
+  if (my_rank == 0) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    CHECK(ncclCommSplit(other, 0, 0, &child, &config) == ncclInProgress);
+    CHECK(ncclCommFinalize(other) == ncclInProgress);
+    OK(ncclCommAbort(other));
+    ncclResult_t result = ncclInProgress;
+    while (result == ncclInProgress) OK(ncclCommGetAsyncError(child, &result));
+    CHECK(result != ncclSuccess);
+    OK(ncclCommAbort(child));
+  }
+  meet();
+  if (my_rank != 0) OK(ncclCommDestroy(other));
+  OK(ncclCommDestroy(comm));
+}
+
+/* A rank sends to itself. */
+static void itself(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  int32_t one = my_rank + 1, other = 0;
+  expect(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL), ncclInvalidUsage, comm,
+         "has 1 sends to itself and 0 recvs");
+  expect(ncclRecv(&one, 1, ncclInt32, my_rank, comm, NULL), ncclInvalidUsage, comm,
+         "has 0 sends to itself and 1 recvs");
+  OK(ncclGroupStart());
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclAllReduce(&other, &other, 1, ncclInt32, ncclSum, comm, NULL));
+  expect(ncclGroupEnd(), ncclInvalidUsage, comm, "in the same group call");
+
+  OK(ncclGroupStart());
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclRecv(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(one == my_rank + 1);
+  OK(ncclGroupStart());
+  OK(ncclRecv(&one, 1, ncclInt32, my_rank, comm, NULL)); /* the first recv is for the first send */
+  OK(ncclRecv(&other, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(one == my_rank + 1 && other == one);
+  CHECK(sum(comm, 1) == size);
+  OK(ncclCommDestroy(comm));
+
+  comm = communicator(size, 0);
+  ncclResult_t result = ncclSend(&one, 1, ncclInt32, my_rank, comm, NULL);
+  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+  expect(result, ncclInvalidUsage, NULL, "has 1 sends to itself");
+  OK(ncclCommDestroy(comm));
+}
+
+/* Rank 0 aborts. With nothing outstanding that is no failure to a rank that does not need it. */
+static void leaves(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  CHECK(sum(comm, 1) == size);
+  meet();
+  if (my_rank == 0) OK(ncclCommAbort(comm));
+  meet();
+  if (my_rank != 0) {
+    ncclResult_t state = ncclInternalError;
+    OK(ncclCommGetAsyncError(comm, &state));
+    CHECK(state == ncclSuccess);
+    int next = my_rank % (size - 1) + 1, last = (my_rank + size - 3) % (size - 1) + 1;
+    int32_t from = my_rank, to = 0;
+    OK(ncclGroupStart());
+    OK(ncclSend(&from, 1, ncclInt32, next, comm, NULL));
+    OK(ncclRecv(&to, 1, ncclInt32, last, comm, NULL));
+    OK(ncclGroupEnd());
+    CHECK(to == last);
+    meet();
+    expect(ncclAllReduce(&from, &to, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, " left");
+    OK(ncclCommAbort(comm));
+  } else {
+    meet();
+  }
+
+  /* With a recv that waits, the others fail. Rank 1 knows that it is posted. */
+  comm = communicator(size, 0);
+  int32_t value = 1, never = 0;
+  if (my_rank == 0) {
+    OK(ncclGroupStart());
+    OK(ncclRecv(&never, 1, ncclInt32, 1, comm, NULL));
+    OK(ncclSend(&value, 1, ncclInt32, 1, comm, NULL));
+    CHECK(ncclGroupEnd() == ncclInProgress);
+    meet();
+    OK(ncclCommAbort(comm));
+  } else {
+    ncclResult_t state = ncclSuccess;
+    if (my_rank == 1) settle(comm, ncclRecv(&value, 1, ncclInt32, 0, comm, NULL));
+    meet();
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "ncclCommAbort() was called");
+    OK(ncclCommAbort(comm));
+  }
+}
+
+/* All ranks but the last shrink a communicator and abort its operations. With none outstanding it stays as it is. */
+static void shrinks(int size) {
+  int last = size - 1;
+  ncclResult_t state = ncclInternalError;
+  ncclComm_t comm = communicator(size, 1), child = NULL, again = NULL;
+  if (my_rank != last) {
+    OK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT));
+    CHECK(sum(child, 1) == size - 1);
+    OK(ncclCommDestroy(child));
+  }
+  meet();
+  OK(ncclCommGetAsyncError(comm, &state));
+  CHECK(state == ncclSuccess && sum(comm, 2) == 2 * size);
+  OK(ncclCommFinalize(comm));
+  OK(ncclCommDestroy(comm));
+
+  /* An operation that the last rank does not call. Ranks that have shrunk the communicator see no error of it. */
+  comm = communicator(size, 0);
+  int32_t value = 1;
+  if (my_rank == last) {
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "it is shrunk");
+    meet();
+  } else {
+    CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclInProgress);
+    OK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress ? ncclSuccess
+                                                                                         : ncclInternalError);
+    settle(child, ncclInProgress);
+    CHECK(sum(child, 1) == size - 1);
+    settle(comm, ncclInProgress);
+    expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, "it is shrunk");
+    OK(ncclCommShrink(comm, &last, 1, &again, NULL, NCCL_SHRINK_DEFAULT) == ncclInProgress ? ncclSuccess
+                                                                                           : ncclInternalError);
+    settle(again, ncclInProgress);
+    CHECK(sum(again, 1) == size - 1);
+    meet();
+    OK(ncclCommDestroy(child));
+    OK(ncclCommDestroy(again));
+  }
+  OK(ncclCommAbort(comm));
+}
+
+static const struct {
+  const char *name;
+  void (*play)(int size);
+} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}, {"leaves", leaves}, {"shrinks", shrinks}};
+
+int main(int argc, char **argv) {
+  int size = argc == 3 ? atoi(argv[2]) : 0, worst = 0;
+  void (*play)(int) = NULL;
+  for (size_t i = 0; size >= 1 && size <= 8 && i < sizeof cases / sizeof cases[0]; i++) {
+    if (strcmp(argv[1], cases[i].name) == 0) play = cases[i].play;
+  }
+  if (play == NULL) {
+    fprintf(stderr, "usage: %s CASE RANKS\n", argv[0]);
+    return 2;
+  }
+  share_among(size);
+  pid_t child[8];
+  for (int rank = 0; rank < size; rank++) {
+    child[rank] = fork();
+    if (child[rank] < 0) return 2;
+    if (child[rank] != 0) continue;
+    my_rank = rank;
+    play(size);
+    _exit(0);
+  }
+  for (int rank = 0; rank < size; rank++) {
+    int status = 0;
+    if (wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+    for (int i = 0; i < size && worst == 0; i++) kill(child[i], SIGKILL); /* the others may wait for it */
+    worst = 1;
+  }
+  if (worst == 0) printf("%d ranks agree\n", size);
+  return worst;
+}
