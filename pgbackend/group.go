@@ -34,6 +34,7 @@ type Group struct {
 	members          []member                     // by rank
 	hosts            [][]int                      // the ranks of each host, hosts in the order of their first ranks
 	hostOf           []int                        // by rank: index in hosts
+	secret           []byte                       // of rank 0, for links between hosts, until the group is made
 	links            *groupLinks                  // nil: all ranks are on this host
 	unlinked         atomic.Pointer[coll.Failure] // why a link of the group could not be made
 	peers            []runner.Peer

@@ -113,8 +113,8 @@ func (g *Group) checkHosts() error {
 			return fmt.Errorf("SAGECOMM_SECRET_FILE is set on rank %d and not on rank %d, and the ranks are on several hosts: set it on all ranks, or on none", with, without)
 		}
 	}
-	if first := &g.members[0]; !first.HasSecret && len(first.Secret) != len(handshake.Key{}) {
-		return fmt.Errorf("rank 0 wrote a secret of %d bytes into the store: expected %d", len(first.Secret), len(handshake.Key{}))
+	if !g.members[0].HasSecret && len(g.secret) != len(handshake.Key{}) {
+		return fmt.Errorf("rank 0 wrote a secret of %d bytes into the store: expected %d", len(g.secret), len(handshake.Key{}))
 	}
 	return nil
 }
@@ -128,9 +128,8 @@ func (g *Group) machines() bool {
 
 // openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it.
 func (g *Group) openLinks() ([]byte, error) {
-	first := &g.members[0]
 	key := networkKey{host: networkName(g), machines: g.machines()}
-	l := &groupLinks{number: first.Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
+	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {
 		return nil, err
@@ -143,9 +142,9 @@ func (g *Group) openLinks() ([]byte, error) {
 	}
 	g.links = l
 	if job == nil {
-		name := handshake.MAC(first.Secret, "sagecomm links, name")
+		name := handshake.MAC(g.secret, "sagecomm links, name")
 		copy(l.space[:], name[:])
-		if err := l.network.node.AddKey(l.space, handshake.MAC(first.Secret, "sagecomm links, key")); err != nil {
+		if err := l.network.node.AddKey(l.space, handshake.MAC(g.secret, "sagecomm links, key")); err != nil {
 			return nil, err
 		}
 		l.keyed = true
@@ -290,8 +289,9 @@ func (l *linking) fail(f *coll.Failure) {
 func (l *linking) lost(link *tcp.Link, why error) {
 	l.mu.Lock()
 	i := slices.Index(l.links, link)
+	ended := l.ended
 	l.mu.Unlock()
-	if i >= 0 {
+	if i >= 0 && !ended {
 		l.fail(l.g.noLink(l.processes[i], why))
 	}
 }
@@ -435,7 +435,7 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 
 // addShadow makes the shadow of a rank of another host.
 func (g *Group) addShadow(rank int, link *tcp.Link) error {
-	m := g.members[rank]
+	m, lost := g.members[rank], &g.links.lost[rank] // the group may have left its links when it is told of a loss
 	r := &remoteControl{own: g.ownControl(), rounds: &g.control}
 	pair, err := g.links.network.set.Add(shadow.Config{Link: link, Group: g.links.number, Rank: g.rank, To: rank, Size: g.size, Own: g.peers[g.rank],
 		Control: r.take,
@@ -443,7 +443,7 @@ func (g *Group) addShadow(rank int, link *tcp.Link) error {
 		GaveUp: runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,
 			Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made; its log has the reason", g.name, g.who(rank))}),
 		Lost: func(why error) {
-			g.links.lost[rank].Store(&why)
+			lost.Store(&why)
 			go func() {
 				defer recoverFrom("the failure of a group")
 				g.peerDied(rank)
@@ -492,7 +492,6 @@ func (g *Group) closeLinking() {
 		l.keyed = false
 		l.network.node.RemoveKey(l.space)
 	}
-	g.members[0].Secret = nil
 	if l.making {
 		l.making = false
 		g.process.made(l.network)

@@ -40,12 +40,19 @@ var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
 // abandonTry tells the other ranks in some rounds of a try why this rank does not come, which spares them their timeout.
 func (g *Group) abandonTry(store bootstrap.Store, try string, in []string, why error) {
 	for _, round := range in {
-		_ = bootstrap.Abandon(store, g.keys+try+round, g.rank, why)
+		if bootstrap.Abandon(store, g.keys+try+round, g.rank, why) != nil {
+			return // the store is gone
+		}
 	}
 }
 
-// behind returns the rounds behind one.
-func behind(round string) []string { return rounds[slices.Index(rounds, round)+1:] }
+// behind returns the rounds of the group behind one.
+func (g *Group) behind(round string) []string {
+	if len(g.hosts) == 1 {
+		return slices.DeleteFunc([]string{attachedRound}, func(r string) bool { return r == round })
+	}
+	return rounds[slices.Index(rounds, round)+1:]
+}
 
 // meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place of
 // a memfd. All ranks that go on take the same branches, because each branch depends only on data that all ranks share: the
@@ -146,7 +153,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	g.unlinked.Store(nil)
 	defer func() {
 		if failed != nil {
-			g.abandonTry(c.Store, try, behind(round), failed)
+			g.abandonTry(c.Store, try, g.behind(round), failed)
 			g.askWhyUnlinked(c.Store, g.keys+try+joinedRound)
 		}
 	}()
@@ -198,6 +205,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		g.life.mustMove(ready)
 	}
 	err = agree(last, attachErr)
+	g.secret = nil
 	if told := (*bootstrap.FailedError)(nil); errors.As(err, &told) {
 		g.life.move(meeting) // the failure of a rank stays in the store, so no rank joins
 	}
@@ -239,7 +247,7 @@ func (g *Group) introduce(all [][]byte) error {
 			return err
 		}
 	}
-	g.members = members
+	g.members, g.secret, members[0].Secret = members, members[0].Secret, nil
 	g.findHosts()
 	if err := g.checkHosts(); err != nil {
 		g.final = true

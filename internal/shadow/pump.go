@@ -287,7 +287,7 @@ func (s *Set) Lost(l *tcp.Link, why error) {
 		}
 		p.mu.Unlock()
 		if !over && !left && lost != nil {
-			lost(why)
+			lost(why) // who makes groups leaves what may panic to a goroutine of its own
 		}
 	}
 }
