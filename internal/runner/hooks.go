@@ -7,6 +7,7 @@ package runner
 import "C"
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -42,20 +43,45 @@ type Pair interface {
 	Attend(bool) // a thread begins, or ends, to poll again and again
 }
 
+// pairs are those that the runner may call, by number. The list is replaced when it changes, because they are called all the time.
 var (
-	pairs    sync.Map // of Pair, by number
-	lastPair atomic.Uint64
+	pairs        atomic.Pointer[[]Pair]
+	pairsChanged sync.Mutex
 )
 
 // AddPair gives a pair a number, for Peer.Pair.
 func AddPair(p Pair) uint64 {
-	n := lastPair.Add(1)
-	pairs.Store(n, p)
-	return n
+	pairsChanged.Lock()
+	defer pairsChanged.Unlock()
+	list := []Pair{nil} // 0 is no number
+	if old := pairs.Load(); old != nil {
+		list = slices.Clone(*old)
+	}
+	n := 1
+	for n < len(list) && list[n] != nil {
+		n++
+	}
+	list = append(list[:n], append([]Pair{p}, list[min(n+1, len(list)):]...)...)
+	pairs.Store(&list)
+	return uint64(n)
 }
 
-// RemovePair ends the number of a pair.
-func RemovePair(number uint64) { pairs.Delete(number) }
+// RemovePair ends the number of a pair. No group that has it is open any more.
+func RemovePair(number uint64) {
+	pairsChanged.Lock()
+	defer pairsChanged.Unlock()
+	list := slices.Clone(*pairs.Load())
+	list[number] = nil
+	pairs.Store(&list)
+}
+
+// pairAt returns the pair of a number, nil if there is none any more.
+func pairAt(number uint64) Pair {
+	if list := pairs.Load(); list != nil && number < uint64(len(*list)) {
+		return (*list)[number]
+	}
+	return nil
+}
 
 var (
 	handler Handler
@@ -115,14 +141,14 @@ func scrGoTrace(group C.uint64_t, op *C.sagecomm_op) {
 
 //export scrGoPush
 func scrGoPush(pair C.uint64_t) {
-	if p, is := pairs.Load(uint64(pair)); is {
-		p.(Pair).Push()
+	if p := pairAt(uint64(pair)); p != nil {
+		p.Push()
 	}
 }
 
 //export scrGoPoll
 func scrGoPoll(pair C.uint64_t) C.int32_t {
-	if p, is := pairs.Load(uint64(pair)); is && p.(Pair).Poll() {
+	if p := pairAt(uint64(pair)); p != nil && p.Poll() {
 		return 1
 	}
 	return 0
@@ -130,8 +156,8 @@ func scrGoPoll(pair C.uint64_t) C.int32_t {
 
 //export scrGoAttend
 func scrGoAttend(pair C.uint64_t, on C.int32_t) {
-	if p, is := pairs.Load(uint64(pair)); is {
-		p.(Pair).Attend(on != 0)
+	if p := pairAt(uint64(pair)); p != nil {
+		p.Attend(on != 0)
 	}
 }
 

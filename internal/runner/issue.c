@@ -42,6 +42,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_run **cu
       need = at->need;
       backoff = (scr_backoff){0};
       g->coll.spin_now = g->spin;
+      if (g->pairs && at->peer >= 0 && g->peer[at->peer].pair == 0) scr_stop_polling(g, &g->coll.attended);
     }
     uint64_t since = scr_trace_clock(g);
     int32_t peer = at->peer;

@@ -83,7 +83,7 @@ type Peer struct {
 	Shared [Lanes]int64   // offsets of its shared blocks, by lane
 	Bell   int64          // offset of the bell of the rank's engine; Check sets it
 	Apart  Bell           // not zero: the bell of the rank's engine, which lies outside the arena
-	Pair   uint64         // not 0: the number of a pair (NewPair), whose shadow the shared blocks are
+	Pair   uint64         // not 0: the number of a pair (AddPair), whose shadow the shared blocks are
 	// Flights is the capacity of the rank's flight recorder for the lane and FlightLog its offset; both are 0 if the arena holds
 	// none.
 	Flights      int

@@ -59,7 +59,7 @@ typedef struct scr_incident {
 #define SCR_LEFT_OUT UINT32_MAX /* in place of the number of a batch */
 
 /* Calls from the runner into Go. They are set once, before the first group.
- * Holds: nothing while one is called. */
+ * Holds: nothing while one is called, but for push, poll and attend. */
 typedef struct scr_hooks {
   /* Checks, compiles, numbers and queues a collective that the fast path cannot take. On SAGECOMM_OK *out is the
    * queued run, with a reference for the caller. */

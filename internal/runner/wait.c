@@ -36,8 +36,8 @@ void scr_stop_polling(const scr_group *g, uint64_t *attended) {
   *attended = 0;
 }
 
-bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
-  bool came = false;
+void scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
+  bool came = false, polled = false;
   for (int32_t i = 0; g->pairs && i < g->size; i++) {
     uint64_t pair = g->peer[i].pair;
     if (pair == 0 || !(rank < 0 || i == rank || is_attended(*attended, i))) continue;
@@ -45,15 +45,15 @@ bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint
       *attended |= UINT64_C(1) << i;
       scr_go.attend(pair, 1);
     }
+    polled = true;
     if (scr_go.poll(pair)) came = true;
   }
-  if (came) return true;
-  if (g->pairs && g->spin != 0 && waited_ns < POLL_NS) {
+  if (came) return;
+  if (polled && g->spin != 0 && waited_ns < POLL_NS) {
     scr_pause();
   } else {
     sched_yield();
   }
-  return false;
 }
 
 /* Whether the flag has not risen. It is read again after a reason to give up was found, because a chunk that was

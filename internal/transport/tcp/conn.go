@@ -58,8 +58,14 @@ type conn struct {
 		bufs     [][]byte
 		failed   error
 		over     bool // nothing is read any more
+
+		// Of a poll:
+		fd     int
+		frames int
+		err    error
 	}
-	ended   chan struct{} // closed when a read has failed: nothing comes any more
+	look    func(fd uintptr) // reads what has come, for a poll
+	ended   chan struct{}    // closed when a read has failed: nothing comes any more
 	threads atomic.Int32
 	calming sync.Mutex
 	calmers atomic.Int32 // threads that poll: Link.Calm; changed under calming
@@ -80,6 +86,7 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 	n := &conn{link: l, index: index, Conn: c, tcp: tcp, raw: raw, plain: plain, ended: make(chan struct{})}
 	n.receiving.intake = make([]byte, intakeBytes)
 	n.changed = sync.NewCond(&n.parking)
+	n.makeLook()
 	now := l.now()
 	n.sent.Store(now)
 	n.heard.Store(now)
@@ -193,20 +200,29 @@ func (c *conn) poll() (frames int, busy bool, err error) {
 		return 0, true, nil
 	}
 	defer c.receiving.Unlock()
-	failed := c.raw.Control(func(fd uintptr) {
-		frames, err = c.once(func(bufs [][]byte) (int, error) { return readv(int(fd), bufs) })
-	})
-	if failed != nil {
+	r := &c.receiving
+	r.frames, r.err = 0, nil
+	if failed := c.raw.Control(c.look); failed != nil {
 		return 0, false, failed
 	}
-	if errors.Is(err, errAgain) {
+	if errors.Is(r.err, errAgain) {
 		return 0, false, nil
 	}
-	return frames, false, err
+	return r.frames, false, r.err
+}
+
+// makeLook makes what poll calls: once, since threads that poll call it all the time.
+func (c *conn) makeLook() {
+	r := &c.receiving
+	read := func(bufs [][]byte) (int, error) { return readv(r.fd, bufs) }
+	c.look = func(fd uintptr) {
+		r.fd = int(fd)
+		r.frames, r.err = c.once(read)
+	}
 }
 
 // calmBytes is how much of what has come may be unread before the goroutine is woken while threads poll.
-const calmBytes = 1 << 20
+const calmBytes = 256 << 10
 
 // calm adds a thread that polls, or takes one away. While there is one, the kernel wakes nobody for a few bytes (SO_RCVLOWAT). When the last one
 // goes, the kernel looks at once whether something has come.

@@ -209,8 +209,11 @@ func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err er
 }
 
 // Push is TrySend for a thread that does not attend the link: goroutines read it. The rest of the frame is sent by threads that call PollData, as
-// long as Calm says that there are some, or by a goroutine.
+// long as Calm says that there are some, or by a goroutine. Within TLS it takes nothing, since TrySend waits there.
 func (l *Link) Push(on int, h *Header, payload ...[]byte) (taken bool, err error) {
+	if !l.conns[on].plain {
+		return false, l.Err()
+	}
 	if taken, err = l.TrySend(on, h, payload...); taken && l.conns[on].calmers.Load() == 0 {
 		l.conns[on].flushRest()
 	}
@@ -263,6 +266,9 @@ func (l *Link) Poll() (frames int, err error) {
 // reports whether a frame has come.
 // Requires: not within the receiver.
 func (l *Link) PollData() (came bool) {
+	if l.Err() != nil { // goroutines read what is left
+		return false
+	}
 	for _, c := range l.conns[1:] {
 		n, busy, err := c.poll()
 		came = came || n > 0
