@@ -95,7 +95,7 @@ func (p *Process) towardsMaster() []netip.Addr {
 		a, err := bootstrap.Towards(master)
 		if err != nil {
 			p.unrouted.Do(func() {
-				observe.Warn("no interface leads to MASTER_ADDR=%s, so the store of unique ids listens on loopback: %v", master, err)
+				observe.Warn("no interface leads to MASTER_ADDR=%s, so the store of unique ids listens on loopback, and links at the first interface that joins machines: %v", master, err)
 			})
 			break
 		}
