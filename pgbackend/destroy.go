@@ -15,7 +15,7 @@ import (
 var destroyTimeout = 2 * time.Second
 
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The wait
-// is bounded and ends when a peer has died. While an operation was called where it had to be and waits for the stream of a
+// is bounded and ends when a peer has died; over several hosts it goes on as long as data come or go. While an operation was called where it had to be and waits for the stream of a
 // device, the bound is the timeout of operations, because nobody may have waited for it on the host. Destroy does not wait
 // until peers destroy the group too: sweep frees memory that they may still touch when they have left or died. Destroy returns
 // an error if the group is being destroyed already.
@@ -82,11 +82,16 @@ func (g *Group) depart() {
 // settle waits for the issued operations as Destroy does, and returns which ones it gave up, in words, or "".
 func (g *Group) settle(late time.Duration) string {
 	limit := g.process.destroyLimit()
+	moved := g.movedBetweenHosts()
 	for began, begin := time.Now(), time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		behind := g.streamIsLate()
 		if (behind || g.birth != nil) && time.Since(began) < late {
 			begin = time.Now()
 		} else if time.Since(begin) >= limit {
+			if now := g.movedBetweenHosts(); now != moved { // a network may be slow
+				begin, moved = time.Now(), now
+				continue
+			}
 			g.process.destroyTimedOut()
 			if behind {
 				return fmt.Sprintf("that the stream of a device has not reached or not ended for %v", time.Since(began).Round(time.Second/10))

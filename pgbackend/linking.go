@@ -544,6 +544,19 @@ func (g *Group) freeLinks() {
 	g.links = nil
 }
 
+// movedBetweenHosts returns a number that changes while data of the group cross between hosts.
+func (g *Group) movedBetweenHosts() (n uint64) {
+	if g.links == nil {
+		return 0
+	}
+	for _, p := range g.links.pairs {
+		if p != nil {
+			n += p.Moved()
+		}
+	}
+	return n
+}
+
 // describedLinks returns the hosts of the ranks that this one reaches over links, for logs.
 func (g *Group) describedLinks() string {
 	var far []int

@@ -2,7 +2,6 @@ package pgbackend
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -73,7 +72,6 @@ type networks struct {
 	ending map[*network]chan struct{} // closed when the network has ended
 
 	opening sync.Mutex // held while a network is opened
-	closed  bool       // the process ends. Guarded by mu.
 	warned  sync.Once  // that links are not encrypted
 }
 
@@ -105,10 +103,6 @@ func (p *Process) network(key networkKey, settings *env.Settings) (*network, err
 	}
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	if all.closed {
-		n.node.Close()
-		return nil, errors.New("the process is ending")
-	}
 	all.newest[key] = n
 	all.all[n] = true
 	n.users, n.making = 1, 1
@@ -187,7 +181,6 @@ func (p *Process) endNetwork(n *network) {
 // Requires: no group is live.
 func (p *Process) closeNetworks() {
 	p.networks.mu.Lock()
-	p.networks.closed = true
 	for n := range p.networks.all {
 		p.endNetwork(n)
 	}

@@ -204,6 +204,20 @@ func (p *Pair) LeftAfter() uint64 {
 	}
 }
 
+// Moved returns a number that rises while data of the pair come or go.
+func (p *Pair) Moved() (n uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.lanes {
+		l := &p.lanes[i]
+		for k := range l.channels {
+			n += l.channels[k].sent.Load() + l.channels[k].came
+		}
+		n += l.out.pushed.Load() + l.in.written
+	}
+	return n
+}
+
 // Peer returns the place of the shadow, for runner.Config.
 func (p *Pair) Peer() runner.Peer { return p.shadow }
 

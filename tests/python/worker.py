@@ -72,12 +72,25 @@ def main(connection: Connection, stacks: str, port: int, environment: dict[str, 
         torch.set_num_threads(1)
         dist.set_debug_level_from_env()  # torch read its variable before this process had its own
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        if namespace := environment.get("TEST_NETWORK_NAMESPACE"):
+            _enter(namespace)  # connections that are there stay
         while True:
             try:
                 job: Job = connection.recv()
             except EOFError:
                 return
             connection.send(_run(job, store))
+
+
+def _enter(namespace: str) -> None:
+    """Moves this thread, and those that it will start, into a network namespace."""
+    import ctypes
+
+    new_net = 0x40000000  # CLONE_NEWNET
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), new_net) != 0:
+            raise OSError(ctypes.get_errno(), f"enter the network namespace {namespace}")
 
 
 def _run(job: Job, store: Any) -> Outcome:

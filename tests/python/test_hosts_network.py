@@ -1,0 +1,163 @@
+"""Groups over hosts that a network joins (network_bed.py): links lead over interfaces, and cables are pulled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import network_bed
+from failing import backend, caught
+from network_bed import Network
+from programs import Signals, in_background, report
+from promises import kept, most
+from worker import Outcome
+from worlds import World
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(bool(why := network_bed.why_not()), reason=why),
+]
+
+CUT_S = 3.0  # until a cut is a failure on all ranks
+PORT = 29500  # of the store, in a namespace that has no other
+
+
+@pytest.fixture
+def network() -> Iterator[Callable[[int], Network]]:
+    made: list[Network] = []
+
+    def make(hosts: int) -> Network:
+        made.append(Network(hosts))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def served_by_host_0(common: Any, rank: int, size: int) -> dist.TCPStore:
+    return dist.TCPStore(f"{network_bed.NETWORK}.1", PORT, is_master=rank == 0, wait_for_workers=False)
+
+
+def everything() -> list[float]:
+    """A few operations between all hosts."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    seen = []
+    for count in (1, 1000, 300_000):
+        t = torch.full((count,), float(rank))
+        dist.all_reduce(t)
+        seen.append(t.sum().item() / count)
+        u = torch.full((count,), float(rank))
+        dist.broadcast(u, size - 1)
+        seen.append(u[-1].item())
+        gathered = [torch.empty(count) for _ in range(size)]
+        dist.all_gather(gathered, torch.full((count,), float(rank)))
+        seen.extend(each[0].item() for each in gathered)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, torch.full((count,), float(rank)), (rank + 1) % size),
+                dist.P2POp(dist.irecv, got := torch.empty(count), (rank - 1) % size),
+            ]
+        )
+        for work in works:
+            work.wait()
+        assert got[-1].item() == (rank - 1) % size
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": each} for each in range(size)]
+    return seen
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 1), (1, 1, 1)], ids=str)
+def test_operations_over_a_network(network, fresh_world, sizes):
+    size = sum(sizes)
+    ranks = fresh_world(size, network(len(sizes)).environments(*sizes))
+    once = [size * (size - 1) / 2, size - 1, *range(size)]
+    assert ranks.run(everything, store=served_by_host_0) == [once * 3] * size
+
+
+def until_cut(path: str) -> dict[str, Any]:
+    """Sums until that fails. Returns the failure, when it came, and the cause some time later, when those have agreed
+    that can."""
+    report(path)
+
+    def sums() -> None:
+        while True:
+            dist.all_reduce(torch.ones(1000))
+
+    error, _, raised = caught(sums)
+    time.sleep(most(1.0))  # nothing tells that there is no verdict to come
+    return {
+        "kind": type(error).__name__,
+        "rank": getattr(error, "rank", None),
+        "text": str(error),
+        "raised": raised,
+        "later": str(caught(dist.barrier)[0]),
+        "error": str(backend().get_error()),
+    }
+
+
+def cut(ranks: World, signals: Signals, do: Callable[[], None]) -> list[dict[str, Any]]:
+    """What each rank was told behind a cut, all of them within the bound."""
+    outcomes = in_background(ranks, until_cut, signals.path, store=served_by_host_0)
+    signals.await_many(ranks.size)
+    time.sleep(0.2)  # some sums
+    cut_at = time.monotonic()
+    do()
+    answers = outcomes.result(120)
+    for outcome in answers:
+        assert isinstance(outcome, Outcome)
+        assert outcome.ok, f"rank {outcome.rank}:\n{outcome.trace}"
+        assert outcome.value["kind"] == "PeerFailure", outcome.value
+        assert "Connection closed by peer" in outcome.value["text"]
+        kept(outcome.value["raised"] - cut_at, CUT_S, f"the failure on rank {outcome.rank}")
+    return [outcome.value for outcome in answers]
+
+
+def blamed(answers: list[dict[str, Any]], ranks: list[int], culprits: set[int]) -> None:
+    """Checks that ranks have come to one cause, which names one of the culprits."""
+    causes = {answers[rank]["later"] for rank in ranks}
+    assert len(causes) == 1, causes
+    text = causes.pop()
+    assert any(f"Connection closed by peer: rank {culprit} (" in text for culprit in culprits), text
+
+
+def test_a_pulled_cable(network, fresh_world, signals):
+    hosts = network(2)
+    ranks = fresh_world(4, hosts.environments(2, 2))
+    answers = cut(ranks, signals, lambda: hosts.pull(1))
+    blamed(answers, [0, 1], {2, 3})
+    blamed(answers, [2, 3], {0, 1})
+
+
+def test_a_host_that_is_heard_and_does_not_hear(network, fresh_world, signals):
+    hosts = network(2)
+    ranks = fresh_world(3, hosts.environments(2, 1))
+    answers = cut(ranks, signals, lambda: hosts.drop(0, 1))
+    blamed(answers, [0, 1], {2})
+    blamed(answers, [2], {0, 1})
+
+
+def test_one_of_three_hosts_is_cut_off(network, fresh_world, signals):
+    hosts = network(3)
+    ranks = fresh_world(4, hosts.environments(2, 1, 1))
+    answers = cut(ranks, signals, lambda: hosts.pull(2))
+    blamed(answers, [0, 1, 2], {3})
+    blamed(answers, [3], {0, 1, 2})
+
+
+def test_two_of_three_hosts_do_not_reach_each_other(network, fresh_world, signals):
+    """All of them reach the third one, which has the store, so all come to one cause."""
+    hosts = network(3)
+    ranks = fresh_world(3, hosts.environments(1, 1, 1))
+
+    def do() -> None:
+        hosts.drop(1, 2)
+        hosts.drop(2, 1)
+
+    blamed(cut(ranks, signals, do), [0, 1, 2], {1, 2})
