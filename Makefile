@@ -215,6 +215,12 @@ test-streams: build beds ## run the tests on emulated devices under SEEDS=50 see
 	  tests/python/test_device_*.py tests/python/test_vendor_devices.py tests/python/test_cuda_*.py \
 	  tests/python/test_nccl_engine.py tests/python/test_nccl_graphs.py tests/python/test_gpu_check.py
 
+.PHONY: test-hosts
+test-hosts: build beds ## run all tests of groups over several hosts
+	cd $(root) && $(go) test -vet=off -count 1 -run 'Hosts' ./pgbackend
+	cd $(root) && $(go) test -vet=off -count 1 ./internal/shadow ./internal/transport/tcp ./internal/verdict
+	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py
+
 # docs/testing.md, Mutants. CI checks only that each patch applies.
 .PHONY: test-mutants
 test-mutants: build beds ## take one order of device operations out at a time, and run the tests that must notice

@@ -139,7 +139,7 @@ def test_a_host_that_is_heard_and_does_not_hear(network, fresh_world, signals):
     hosts = network(2)
     ranks = fresh_world(3, hosts.environments(2, 1))
     answers = cut(ranks, signals, lambda: hosts.drop(0, 1))
-    blamed(answers, [0, 1], {2})
+    blamed(answers, [0, 1], {0, 1, 2})  # the store may hear rank 2 first, and answer in vain
     blamed(answers, [2], {0, 1})
 
 
