@@ -119,7 +119,7 @@ def cut(ranks: World, signals: Signals, do: Callable[[], None]) -> list[dict[str
     return [outcome.value for outcome in answers]
 
 
-def blamed(answers: list[dict[str, Any]], ranks: list[int], culprits: set[int]) -> None:
+def one_cause(answers: list[dict[str, Any]], ranks: list[int], culprits: set[int]) -> None:
     """Checks that ranks have come to one cause, which names one of the culprits."""
     causes = {answers[rank]["later"] for rank in ranks}
     assert len(causes) == 1, causes
@@ -131,24 +131,24 @@ def test_a_pulled_cable(network, fresh_world, signals):
     hosts = network(2)
     ranks = fresh_world(4, hosts.environments(2, 2))
     answers = cut(ranks, signals, lambda: hosts.pull(1))
-    blamed(answers, [0, 1], {2, 3})
-    blamed(answers, [2, 3], {0, 1})
+    one_cause(answers, [0, 1], {2, 3})
+    one_cause(answers, [2, 3], {0, 1})
 
 
 def test_a_host_that_is_heard_and_does_not_hear(network, fresh_world, signals):
     hosts = network(2)
     ranks = fresh_world(3, hosts.environments(2, 1))
     answers = cut(ranks, signals, lambda: hosts.drop(0, 1))
-    blamed(answers, [0, 1], {0, 1, 2})  # the store may hear rank 2 first, and answer in vain
-    blamed(answers, [2], {0, 1})
+    one_cause(answers, [0, 1], {0, 1, 2})  # the store may hear rank 2 first, and answer in vain
+    one_cause(answers, [2], {0, 1})
 
 
 def test_one_of_three_hosts_is_cut_off(network, fresh_world, signals):
     hosts = network(3)
     ranks = fresh_world(4, hosts.environments(2, 1, 1))
     answers = cut(ranks, signals, lambda: hosts.pull(2))
-    blamed(answers, [0, 1, 2], {3})
-    blamed(answers, [3], {0, 1, 2})
+    one_cause(answers, [0, 1, 2], {3})
+    one_cause(answers, [3], {0, 1, 2})
 
 
 def test_two_of_three_hosts_do_not_reach_each_other(network, fresh_world, signals):
@@ -160,4 +160,4 @@ def test_two_of_three_hosts_do_not_reach_each_other(network, fresh_world, signal
         hosts.drop(1, 2)
         hosts.drop(2, 1)
 
-    blamed(cut(ranks, signals, do), [0, 1, 2], {1, 2})
+    one_cause(cut(ranks, signals, do), [0, 1, 2], {1, 2})
