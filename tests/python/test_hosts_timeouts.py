@@ -84,7 +84,7 @@ def test_a_barrier_with_a_timeout(mortals: Pool, shape: Shape) -> None:
 
 @pytest.mark.long
 def test_two_groups_in_opposite_order_end_by_timeout(mortals: Pool) -> None:
-    texts = mortals.hosts(1, 1).run(timeouts.opposite_orders)
+    texts = mortals.hosts(1, 1).run(timeouts.opposite_orders, False)
     assert "rank 1" in texts[0]
     assert "rank 0" in texts[1]
 
