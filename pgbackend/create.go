@@ -109,7 +109,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	if g.apart() {
 		g.warnOfLinks()
-		go g.followRemotes()
+		go g.followRemotes(compareEvery)
 	}
 	g.introduceItself()
 	return g, nil

@@ -76,10 +76,10 @@ func (g diagnosis) lastCall(rank int) string {
 
 // followRemotes compares the calls of this rank with those of a rank on another host for which it waits, while operations do not go on, until
 // the group has a cause. Where no data moves between two ranks that have made different calls, neither of them finds out by itself. The
-// comparisons become rarer, because a rank may wait for long. It is a goroutine of the group.
-func (g *Group) followRemotes() {
+// comparisons become rarer than the first one, because a rank may wait for long. It is a goroutine of the group.
+func (g *Group) followRemotes(first time.Duration) {
 	defer recoverFrom("the comparison of calls between hosts")
-	before, every := "", compareEvery
+	before, every := "", first
 	for {
 		select {
 		case <-g.announced:
@@ -88,7 +88,7 @@ func (g *Group) followRemotes() {
 		}
 		now := g.unfinishedNow()
 		if now == "" || now != before {
-			before, every = now, compareEvery
+			before, every = now, first
 			continue
 		}
 		g.guard(g.compareRemotes)
