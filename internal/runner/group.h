@@ -79,6 +79,7 @@ typedef struct scr_p2p_pair {
 
 /* The channels to and from one peer. Guarded by the drive lock. */
 typedef struct scr_channels {
+  uint64_t expected[SCR_CHANNELS]; /* number of the last message whose buffer was told to Go: direct.h */
   scr_channel *out[SCR_CHANNELS]; /* Go sets it before the first program that sends through it */
   const scr_channel *in[SCR_CHANNELS];
   uint64_t sent[SCR_CHANNELS];

@@ -11,6 +11,9 @@ void scrGoWant(uint64_t group, scr_run **agreement);
 void scrGoPush(uint64_t pair);
 int32_t scrGoPoll(uint64_t pair);
 void scrGoAttend(uint64_t pair, int32_t on);
+int32_t scrGoSend(uint64_t pair, scr_payload *p);
+void scrGoExpect(uint64_t pair, scr_payload *p);
+void scrGoForget(uint64_t pair, int32_t lane);
 void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
 
 static int32_t issue(uint64_t group, const sagecomm_op *op, scr_run **out, sagecomm_error *err) {
@@ -27,6 +30,10 @@ static void fail(uint64_t group, const sagecomm_error *cause) { scrGoFail(group,
 
 static void trace(uint64_t group, const sagecomm_op *op) { scrGoTrace(group, (sagecomm_op *)(uintptr_t)op); }
 
+static int32_t send(uint64_t pair, const scr_payload *p) { return scrGoSend(pair, (scr_payload *)(uintptr_t)p); }
+
+static void expect(uint64_t pair, const scr_payload *p) { scrGoExpect(pair, (scr_payload *)(uintptr_t)p); }
+
 static void done(void *ctx, int32_t status, const sagecomm_error *err) {
   scrGoDone((uintptr_t)ctx, status, (sagecomm_error *)(uintptr_t)err);
 }
@@ -37,8 +44,8 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue, incident,  scrGoFifo, fuse,      fail,
-                                  trace, scrGoWant, scrGoPush, scrGoPoll, scrGoAttend};
+  static const scr_hooks hooks = {issue,     incident,  scrGoFifo,   fuse, fail,   trace,      scrGoWant,
+                                  scrGoPush, scrGoPoll, scrGoAttend, send, expect, scrGoForget};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }

@@ -41,6 +41,32 @@ type Pair interface {
 	Push()       // what was published goes out, at once or soon
 	Poll() bool  // reads what has come, and reports whether there was anything
 	Attend(bool) // a thread begins, or ends, to poll again and again
+
+	// Send sends a payload out of the buffer of a user, and reports whether it was taken: not if that would have to wait, or something
+	// that comes before it is not sent yet.
+	Send(Payload) bool
+	// Expect lets a payload that is about to come be written to the buffer of a user, if it has not begun to come.
+	Expect(Payload)
+	// Forget ends what Expect began, for a lane: when it returns, nothing is written to buffers any more. It waits only while somebody
+	// handles what has come.
+	Forget(lane int)
+}
+
+// Payload is a message of a channel, or a piece of a p2p operation, that passes between a connection and the buffer of a user without a copy.
+type Payload struct {
+	Lane    int
+	Channel int    // Piece: a piece
+	Number  uint64 // of the message, or of the operation
+	Hash    uint64 // of the message; of a piece to send: bytes of the operation
+	Block   uint64 // of the message; of a piece to send: where its frame begins in the fifo
+	Data    []byte // memory of C; of a piece that is expected: the whole operation
+}
+
+// Piece is the Channel of a piece of a p2p operation.
+const Piece = C.SCR_PIECE
+
+func payloadOf(p *C.scr_payload) Payload {
+	return Payload{int(p.lane), int(p.channel), uint64(p.number), uint64(p.hash), uint64(p.block), unsafe.Slice((*byte)(p.data), int(p.bytes))}
 }
 
 // pairs are those that the runner may call, by number. The list is replaced when it changes, because they are called all the time.
@@ -158,6 +184,28 @@ func scrGoPoll(pair C.uint64_t) C.int32_t {
 func scrGoAttend(pair C.uint64_t, on C.int32_t) {
 	if p := pairAt(uint64(pair)); p != nil {
 		p.Attend(on != 0)
+	}
+}
+
+//export scrGoSend
+func scrGoSend(pair C.uint64_t, p *C.scr_payload) C.int32_t {
+	if to := pairAt(uint64(pair)); to != nil && to.Send(payloadOf(p)) {
+		return 1
+	}
+	return 0
+}
+
+//export scrGoExpect
+func scrGoExpect(pair C.uint64_t, p *C.scr_payload) {
+	if from := pairAt(uint64(pair)); from != nil {
+		from.Expect(payloadOf(p))
+	}
+}
+
+//export scrGoForget
+func scrGoForget(pair C.uint64_t, lane C.int32_t) {
+	if from := pairAt(uint64(pair)); from != nil {
+		from.Forget(int(lane))
 	}
 }
 

@@ -8,6 +8,10 @@ func (p *testPair) Push()       { p.pushed++ }
 func (p *testPair) Poll() bool  { return p.pushed > 0 }
 func (p *testPair) Attend(bool) {}
 
+func (p *testPair) Send(Payload) bool { return false }
+func (p *testPair) Expect(Payload)    {}
+func (p *testPair) Forget(int)        {}
+
 // Numbers of pairs are used again, and a number that is not used calls nothing.
 func TestNumbersOfPairs(t *testing.T) {
 	a, b := &testPair{}, &testPair{}

@@ -2,6 +2,7 @@
 
 #include "bucket.h"
 #include "composite.h"
+#include "direct.h"
 #include "engine.h"
 #include "p2p.h"
 #include "program.h"
@@ -105,7 +106,10 @@ static int32_t fail_here(scr_group *g, const sagecomm_op *op, int code, bool beg
 #else
   bool stays = begun && promote(g, op, work);
 #endif
-  if (!stays) scr_note_finished(g, r, false);
+  if (!stays) {
+    scr_forget_buffers(g);
+    scr_note_finished(g, r, false);
+  }
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);
   scr_drive_unlock(g);
   report(handle, &t);

@@ -3,6 +3,7 @@
  * receiver. Longer ones, and all of them once the credit is used up, are announced and wait until the receiver has a
  * buffer. The receiver always takes announcements and eager payloads out of the fifo, so no order of posting can
  * block a fifo. */
+#include "direct.h"
 #include "p2p.h"
 #include "recorder.h"
 #include "run_list.h"
@@ -70,7 +71,17 @@ static void arrive(scr_group *g, scr_run *r) {
     return;
   }
   scr_keyed_remove(&g->p2p.pair[r->source].receiving, &r->p2p.entry);
+  /* Once all bytes were delivered, no more are expected. */
+  if (SCR_UNLIKELY(r->p2p.expected) && r->p2p.delivered != r->bytes) scr_go.forget(g->peer[r->source].pair, g->lane);
   scr_p2p_finish(g, r, false);
+}
+
+/* Lets the pieces of a recv come straight to its buffer, from a rank of another host. */
+static void expect(const scr_group *g, scr_run *r, int32_t from) {
+  if (!scr_passes_directly(g, from, r->bytes) || r->out.n != 1 || r->gate.words != NULL) return;
+  scr_payload p = {.lane = g->lane, .channel = SCR_PIECE, .number = r->p2p.id, .data = r->out.list[0].data, .bytes = r->bytes};
+  r->p2p.expected = true;
+  scr_go.expect(g->peer[from].pair, &p);
 }
 
 /* Matches a posted recv with a send. Returns 0 or an incident code. */
@@ -88,6 +99,7 @@ static int deliver(scr_group *g, scr_run *r, int32_t from, bool announced, uint6
   r->p2p.id = id;
   atomic_store_explicit(&r->p2p.matched, true, memory_order_release);
   scr_keyed_add(&pair->receiving, &r->p2p.entry, id);
+  expect(g, r, from);
   return queue_grant(pair, id) ? 0 : SCR_INCIDENT_MEMORY;
 }
 
@@ -152,7 +164,11 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       if (f->bytes == 0 && (r->bytes != 0 || r->p2p.arrived)) return SCR_INCIDENT_GARBAGE;
 #endif
       if (SCR_UNLIKELY(r->gate.words != NULL)) scr_p2p_note_piece(r, r->p2p.moved, f->bytes);
-      move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
+      if (SCR_UNLIKELY(g->peer[from].pair != 0) && f->tag == SCR_DELIVERED) {
+        r->p2p.delivered += f->bytes;
+      } else {
+        move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
+      }
       r->p2p.moved += f->bytes;
       if (r->p2p.moved == r->bytes) arrive(g, r);
       return 0;
@@ -186,11 +202,28 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
 
 /* ---- sending ---- */
 
+/* Sends a piece to a rank of another host straight out of the buffer. Its frame in the fifo has no bytes, and counts as sent. */
+static bool send_directly(const scr_group *g, int32_t to, scr_run *r, uint64_t at, uint64_t n) {
+  if (!scr_passes_directly(g, to, n) || r->in.n != 1) return false;
+  scr_payload p = {.lane = g->lane,
+                   .channel = SCR_PIECE,
+                   .number = r->p2p.id,
+                   .hash = r->bytes,
+                   .block = g->p2p.pair[to].written,
+                   .data = (unsigned char *)r->in.list[0].data + at,
+                   .bytes = n};
+  return scr_go.send(g->peer[to].pair, &p) != 0;
+}
+
 static bool put(scr_group *g, int32_t to, uint32_t type, scr_run *r, uint64_t at, uint64_t n) {
   scr_frame *f = scr_fifo_room(g, to, n);
   if (f == NULL) return false;
   *f = (scr_frame){.type = type, .dtype = r->dtype, .tag = r->tag, .bytes = n, .total = r->bytes, .id = r->p2p.id};
   if (SCR_UNLIKELY(r->gate.words != NULL) && type == SCR_FRAME_DATA) scr_p2p_note_piece(r, at, n);
+  if (type == SCR_FRAME_DATA && send_directly(g, to, r, at, n)) {
+    scr_fifo_put(&g->p2p.pair[to], n);
+    return true;
+  }
   move(&r->in, at, (unsigned char *)f + SCR_FRAME_HEADER, n, true);
   scr_fifo_put(&g->p2p.pair[to], n);
   return true;
@@ -360,7 +393,7 @@ static void drop_entries(scr_group *g, scr_keyed_list *l) {
 }
 
 /* Completes all unfinished p2p operations after one pass over what the peers have published. They can end at once
- * because peers touch only fifos, never buffers. Incidents of the pass are ignored, because the group has failed
+ * because peers touch only fifos, and never buffers, once buffers are forgotten. Incidents of the pass are ignored, because the group has failed
  * already.
  * Requires: the p2p lock; the group is down. */
 void scr_p2p_drain(scr_group *g) {
@@ -369,6 +402,7 @@ void scr_p2p_drain(scr_group *g) {
   if (atomic_load_explicit(&g->p2p.unfinished, memory_order_relaxed) != 0) {
     scr_p2p_progress(g, SCR_PASS_BYTES, &peer, &culprit);
   }
+  scr_forget_buffers(g);
   g->p2p.behind_head = g->p2p.behind_tail = NULL; /* each of them is in one of the other lists, too */
   atomic_store_explicit(&g->p2p.behind, 0, memory_order_relaxed);
   drop_entries(g, &g->p2p.recvs);

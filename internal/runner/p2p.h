@@ -24,6 +24,9 @@ struct scr_frame {
   uint64_t reserved[4];
 };
 
+/* The tag of a DATA frame of a shadow whose payload lies in the buffer of the recv already. */
+#define SCR_DELIVERED 1
+
 #define SCR_FRAME_HEADER 64
 #define SCR_FRAME_WORDS 4 /* 64-bit words of the header that are used */
 /* Payloads up to this length travel eagerly; longer ones wait until the receiver has a buffer. */

@@ -3,6 +3,7 @@
 #include "queue.h"
 
 #include "bucket.h"
+#include "direct.h"
 #include "engine.h"
 #include "gates.h"
 #include "recorder.h"
@@ -185,6 +186,7 @@ void scr_drain(scr_group *g) {
       goes_on = scr_run_advance(g, r, until_ns) == SCR_FINISHED;
     }
     queue_pop(g);
+    if (!goes_on) scr_forget_buffers(g);
     scr_run_finish(r, !goes_on, false);
     goes_on = goes_on && scr_now() < until_ns;
     scr_run_unref(r);

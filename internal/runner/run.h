@@ -143,6 +143,9 @@ struct scr_run {
     _Atomic bool behind;  /* its stream has not reached it; it is in the group's list `behind` */
     _Atomic bool arrived; /* a recv that is behind has its payload, and needs no peer any more */
     scr_run *next_behind;
+    /* A recv from another host: its buffer is expected to be written (direct.h), and how many bytes came in this way. */
+    bool expected;
+    uint64_t delivered;
   } p2p;
   int32_t source; /* the rank whose send a recv matched, -1 before */
 

@@ -60,6 +60,18 @@ typedef struct scr_incident {
 
 /* Calls from the runner into Go. They are set once, before the first group.
  * Holds: nothing while one is called, but for push, poll and attend. */
+/* A payload that goes to, or comes from, a rank of another host without a copy: a message of a channel, or a piece of a p2p
+ * operation. */
+typedef struct scr_payload {
+  int32_t lane, channel; /* SCR_PIECE: a piece */
+  uint64_t number;       /* of the message, or of the operation */
+  uint64_t hash, block;  /* of the message; of a piece to send: the operation's bytes, and where its frame begins in the fifo */
+  void *data;            /* of a piece that is expected: of the whole operation */
+  uint64_t bytes;
+} scr_payload;
+
+#define SCR_PIECE (-1)
+
 typedef struct scr_hooks {
   /* Checks, compiles, numbers and queues a collective that the fast path cannot take. On SAGECOMM_OK *out is the
    * queued run, with a reference for the caller. */
@@ -87,6 +99,15 @@ typedef struct scr_hooks {
   int32_t (*poll)(uint64_t pair);
   /* Whether this thread is about to poll for the pair again and again: then nobody else is woken for what comes. As push. */
   void (*attend)(uint64_t pair, int32_t on);
+  /* Sends a payload straight out of a buffer, unless it would have to wait or something that comes before it is not sent yet. Returns
+   * whether the payload was taken: then the buffer may be overwritten. As push. */
+  int32_t (*send)(uint64_t pair, const scr_payload *p);
+  /* Lets a payload that is about to come be written straight to its buffer, if it has not begun to come. What was written so is
+   * marked in the place (scr_place.delivered) or the frame (SCR_DELIVERED). As push. */
+  void (*expect)(uint64_t pair, const scr_payload *p);
+  /* When it returns, nothing is written to the buffers any more that were expected for a lane. It waits only while
+   * a thread handles what has come, which waits for nothing. */
+  void (*forget)(uint64_t pair, int32_t lane);
 } scr_hooks;
 
 void scr_set_hooks(const scr_hooks *hooks);

@@ -5,6 +5,7 @@
  * Requires: the drive lock, for every function. */
 #include <stdlib.h>
 
+#include "direct.h"
 #include "gates.h"
 #include "regions.h"
 
@@ -139,7 +140,8 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
   return 0;
 }
 
-static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block) {
+/* Publishes a message. One that was `sent` to another host needs no push. */
+static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block, bool sent) {
   scr_channels *e = &g->coll.channels[peer];
   uint64_t number = ++e->sent[channel];
   scr_place *p = place_of(e->out[channel], number);
@@ -148,7 +150,7 @@ static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, 
   p->block = block;
   scr_store_flag(&p->filled, number);
   atomic_store_explicit(&e->out[channel]->sent, number, memory_order_release);
-  wake(g, peer);
+  if (SCR_LIKELY(!sent)) wake(g, peer);
 }
 
 static void take(scr_group *g, int32_t peer, uint32_t channel) {
@@ -228,30 +230,67 @@ static void reduce(const where *w, const unsigned char *message, bool message_fi
   }
 }
 
+/* Sends a message to a rank of another host straight out of the buffer, if its bytes are contiguous there. */
+static bool send_directly(const where *w, const scr_step *s, const scr_region *from, uint64_t n, uint64_t block) {
+  if (!scr_passes_directly(w->g, s->peer, n)) return false;
+  cursor c = cursor_at(w->r, from, s->n_from, w->k);
+  uint64_t len;
+  scr_payload p = {.lane = w->g->lane, .channel = s->channel, .hash = w->r->coll.hash, .block = block, .bytes = n};
+  p.number = w->g->coll.channels[s->peer].sent[s->channel] + 1;
+  p.data = peek(w->g, w->r, &c, w->k, n, &len);
+  return len == n && scr_go.send(w->g->peer[s->peer].pair, &p) != 0;
+}
+
+/* Lets the next message, of a rank of another host, come straight to its place in the buffer, if its bytes are contiguous there. */
+static void expect(const where *w, const scr_step *s, const scr_region *to, uint64_t n, uint64_t block) {
+  scr_channels *e = &w->g->coll.channels[s->peer];
+  uint64_t number = e->taken[s->channel] + 1;
+  if (!scr_passes_directly(w->g, s->peer, n) || e->expected[s->channel] == number) return;
+  const scr_channel *in = e->in[s->channel];
+  if (in == NULL || atomic_load_explicit(&place_of(in, number)->filled, memory_order_acquire) >= number) return;
+  e->expected[s->channel] = number;
+  cursor c = cursor_at(w->r, to, s->n_to, w->k);
+  uint64_t len;
+  scr_payload p = {.lane = w->g->lane, .channel = s->channel, .number = number, .hash = w->r->coll.hash, .block = block, .bytes = n};
+  p.data = peek(w->g, w->r, &c, w->k, n, &len);
+  if (len == n) scr_go.expect(w->g->peer[s->peer].pair, &p);
+}
+
+/* Whether the message that has come lies in the buffer already. */
+static bool is_delivered(const where *w, const scr_step *s) {
+  const scr_channels *e = &w->g->coll.channels[s->peer];
+  uint64_t number = e->taken[s->channel] + 1;
+  return SCR_UNLIKELY(w->g->peer[s->peer].pair != 0) && place_of(e->in[s->channel], number)->delivered == number;
+}
+
 static int send(const where *w, const scr_step *s, const scr_region *from, uint64_t n) {
   int rc = await_room(w->g, w->r, s->peer, s->channel);
   if (SCR_UNLIKELY(rc)) return rc;
   const scr_channels *e = &w->g->coll.channels[s->peer];
   unsigned char *to = data_of(place_of(e->out[s->channel], e->sent[s->channel] + 1));
 #ifdef SCR_MUTANT_MESSAGE_BEFORE_BYTES
-  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
+  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from), false);
   if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
 #else
-  if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
-  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from));
+  uint64_t block = block_of(w->r, from, s->n_from);
+  bool sent = send_directly(w, s, from, n, block);
+  if (n > 0 && !sent) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
+  put(w->g, w->r, s->peer, s->channel, n, block, sent);
 #endif
   return 0;
 }
 
 static int receive(const where *w, const scr_step *s, const scr_region *from, const scr_region *to, uint64_t n) {
   const unsigned char *data;
-  int rc = await_message(w->g, w->r, s->peer, s->channel, n, block_of(w->r, to, s->n_to), &data);
+  uint64_t block = block_of(w->r, to, s->n_to);
+  if (s->op == SCR_STEP_RECV) expect(w, s, to, n, block);
+  int rc = await_message(w->g, w->r, s->peer, s->channel, n, block, &data);
   if (SCR_UNLIKELY(rc)) return rc;
 #ifdef SCR_MUTANT_TAKEN_BEFORE_BYTES
   take(w->g, s->peer, s->channel);
   w->g->coll.channels[s->peer].taken[s->channel]--;
 #endif
-  if (n > 0) {
+  if (n > 0 && !is_delivered(w, s)) {
     cursor out = cursor_at(w->r, to, s->n_to, w->k);
     if (s->op == SCR_STEP_RECV) {
       spread(w, data, out, n);

@@ -125,6 +125,7 @@ func (b Bell) Sleep(value uint32, d time.Duration) {
 type Place struct {
 	Filled             *atomic.Uint64
 	Hash, Bytes, Block *uint64
+	Delivered          *uint64 // of a shadow: number of the last message whose bytes lie in the reader's buffer already
 	Data               []byte // room for the longest message
 }
 
@@ -134,6 +135,7 @@ func PlaceOf(channel unsafe.Pointer, number uint64) Place {
 	p := unsafe.Pointer(&c.places[number%ChannelPlaces*C.SCR_CHANNEL_STRIDE])
 	s := (*C.scr_place)(p)
 	return Place{word64(unsafe.Pointer(&s.filled)), (*uint64)(unsafe.Pointer(&s.hash)), (*uint64)(unsafe.Pointer(&s.bytes)), (*uint64)(unsafe.Pointer(&s.block)),
+		(*uint64)(unsafe.Pointer(&s.delivered)),
 		unsafe.Slice((*byte)(unsafe.Add(p, C.SCR_CHANNEL_DATA)), ChannelMessage)}
 }
 

@@ -32,6 +32,7 @@ const (
 	EagerBytes  = C.SCR_EAGER_BYTES
 	EagerCredit = C.SCR_EAGER_CREDIT
 	PieceBytes  = C.SCR_PIECE_BYTES
+	Delivered   = C.SCR_DELIVERED // the Tag of a FrameData of a shadow whose payload lies in the buffer of the recv already
 	frameHeader = C.SCR_FRAME_HEADER
 )
 

@@ -29,6 +29,14 @@ type outFifo struct {
 	eager    atomic.Uint64  // payload bytes of EAGER in them
 	read     uint64         // as the remote rank was told
 	released uint64         // as the remote rank was told
+	direct   uint64         // end of the last piece that was sent before it was published
+	seen     uint64         // what was published then
+}
+
+// isSent reports whether all that is published was sent. Pieces that are sent straight out of a buffer are published behind that.
+func (f *outFifo) isSent(written uint64) bool {
+	pushed := f.pushed.Load()
+	return written == pushed || pushed == f.direct && f.seen <= written && written < pushed
 }
 
 // inFifo is the mirror of what the remote rank has written. Who reads the connection uses it.
@@ -40,6 +48,8 @@ type inFifo struct {
 	at       uint64 // of the frame whose payload is being read
 	eager    uint64 // payload bytes of EAGER so far
 	place    [1][]byte
+	expected map[uint64]*expected // by operation
+	direct   *expected            // where the payload goes that is being read, nil: into the fifo
 }
 
 // kinds of frames of a fifo and of the link.
@@ -61,7 +71,7 @@ func (p *Pair) pushFifo(number int) (moved bool, err error) {
 	}
 	if f.found {
 		own := f.fifo
-		for written := own.Written().Load(); f.pushed.Load() != written; moved = true {
+		for written := own.Written().Load(); !f.isSent(written); moved = true {
 			at := f.pushed.Load()
 			frame, size, err := own.Frame(at, written)
 			if err != nil {
@@ -157,7 +167,7 @@ func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	f.place[0] = f.fifo.Payload(f.at, n)
+	f.place[0] = f.placeOf(h)
 	p.placed |= 1 << on
 	return f.place[:], nil
 }
@@ -175,7 +185,11 @@ func (p *Pair) storeP2P(h *tcp.Header) {
 		if f.at != f.written {
 			f.fifo.PutWrap(f.written)
 		}
-		f.fifo.Put(f.at, runner.Frame{Kind: kind, Type: h.Type, Tag: h.Tag, Bytes: n, Total: h.Hash, ID: h.Number})
+		tag := h.Tag
+		if f.cameDirectly(h) {
+			tag = runner.Delivered
+		}
+		f.fifo.Put(f.at, runner.Frame{Kind: kind, Type: h.Type, Tag: tag, Bytes: n, Total: h.Hash, ID: h.Number})
 		if h.Kind == tcp.Eager {
 			f.eager += n
 		}

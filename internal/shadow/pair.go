@@ -101,6 +101,10 @@ type channel struct {
 	told  uint64         // messages taken, as the remote rank was told
 	came  uint64         // messages that have come
 	place [1][]byte
+
+	expected expected // the buffer of message next
+	next     uint64
+	direct   bool // the payload of the message that is being read goes to a buffer
 }
 
 // newPair makes the shadow, whose engine has the bell of the pump.

@@ -32,6 +32,14 @@ func (p *Pair) Push() {
 }
 
 func (p *Pair) tryPush() bool {
+	return p.try(func() error {
+		_, err := p.pushData()
+		return err
+	})
+}
+
+// try lets a thread send, which waits for nothing. It reports whether all was sent.
+func (p *Pair) try(send func() error) bool {
 	if !p.turn.TryLock() {
 		return false
 	}
@@ -53,8 +61,7 @@ func (p *Pair) tryPush() bool {
 			p.Link.Break(fmt.Errorf("internal error: panic: %v\n%s", r, debug.Stack()))
 		}
 	}()
-	_, err := p.pushData()
-	return err == nil
+	return send() == nil
 }
 
 // Poll implements runner.Pair.
@@ -273,7 +280,6 @@ func (p *Pair) find(what string, offset, n uint64) (unsafe.Pointer, error) {
 func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 	l := &p.lanes[number]
 	c := &l.channels[k]
-	on := p.connection(number, k)
 	if offset := c.at.Load(); c.out == nil && offset != 0 {
 		if c.out, err = p.find("channel", offset, runner.ChannelBytes); err != nil {
 			return false, err
@@ -286,15 +292,9 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 			if place.Filled.Load() != next {
 				break
 			}
-			h := p.header(tcp.Message)
-			h.Lane, h.Channel, h.Number, h.Hash, h.Block = uint8(number), uint8(k), next, *place.Hash, *place.Block
-			h.Taken = c.taken.Load()
-			c.sent.Store(next) // the remote rank may have taken it before Send returns
-			if err := p.send(on, &h, place.Data[:*place.Bytes]); err != nil {
-				c.sent.Store(next - 1)
+			if err := p.pushMessage(number, k, next, *place.Hash, *place.Block, place.Data[:*place.Bytes]); err != nil {
 				return moved, err
 			}
-			c.told = h.Taken
 			moved = true
 		}
 	}
@@ -303,10 +303,25 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 		h.Lane, h.Channel, h.Taken = uint8(number), uint8(k), taken
 		before := c.told
 		c.told, moved = taken, true
-		if err := p.bare(on, &h); err != nil {
+		if err := p.bare(p.connection(number, k), &h); err != nil {
 			c.told = before
 			return moved, err
 		}
 	}
 	return moved, nil
+}
+
+// pushMessage sends the next message of a channel.
+func (p *Pair) pushMessage(number, k int, next, hash, block uint64, payload []byte) error {
+	c := &p.lanes[number].channels[k]
+	h := p.header(tcp.Message)
+	h.Lane, h.Channel, h.Number, h.Hash, h.Block = uint8(number), uint8(k), next, hash, block
+	h.Taken = c.taken.Load()
+	c.sent.Store(next) // the remote rank may have taken it before Send returns
+	if err := p.send(p.connection(number, k), &h, payload); err != nil {
+		c.sent.Store(next - 1)
+		return err
+	}
+	c.told = h.Taken
+	return nil
 }

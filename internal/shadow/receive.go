@@ -52,7 +52,7 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 		if h.Bytes == 0 {
 			return nil, nil
 		}
-		c.place[0] = runner.PlaceOf(c.in, h.Number).Data[:h.Bytes:h.Bytes]
+		c.place[0] = c.placeOf(h)
 		p.placed |= 1 << on
 		return c.place[:], nil
 	case tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit:
@@ -84,6 +84,10 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 			news = true
 			place := runner.PlaceOf(l.channels[k].in, h.Number)
 			*place.Hash, *place.Bytes, *place.Block = h.Hash, uint64(h.Bytes), h.Block
+			if l.channels[k].direct {
+				*place.Delivered = h.Number
+				l.channels[k].direct = false
+			}
 			l.channels[k].came = h.Number
 			place.Filled.Store(h.Number)
 			runner.SentOf(l.channels[k].in).Store(h.Number)

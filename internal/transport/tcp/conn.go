@@ -37,6 +37,7 @@ type conn struct {
 		sync.Mutex
 		head    [HeaderBytes]byte
 		bufs    [][]byte
+		kept    []byte      // memory for rest
 		rest    []byte      // of a frame of which the kernel has taken the beginning; it goes before everything else
 		broken  error       // a write has failed, so a part of a frame may be out: nothing is sent behind it
 		flusher atomic.Bool // a goroutine of flushRest waits for the lock
@@ -49,6 +50,7 @@ type conn struct {
 		intake   []byte
 		from, to int      // what lies in intake
 		header   Header   // of the frame whose payload is being read
+		pending  bool     // nobody has said yet where its payload goes
 		payload  [][]byte // where the rest of it goes
 		rest     int      // bytes of the payload that are still to come
 		dropped  bool     // the payload goes nowhere

@@ -69,7 +69,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // The longest payloads.
 const (
-	MaxMessage = 64 << 10 // of MESSAGE and DATA
+	MaxMessage = 512 << 10 // of MESSAGE and DATA
 	MaxEager   = 8 << 10
 	maxState   = 8 << 10
 	maxRecord  = 4 << 10

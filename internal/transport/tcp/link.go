@@ -288,6 +288,25 @@ func (l *Link) PollData() (came bool) {
 	return came
 }
 
+// Plain reports whether the link is not encrypted, so that a payload may be read straight to where a user wants it.
+func (l *Link) Plain() bool { return l.conns[control].plain }
+
+// Divert changes where the rest of a payload goes that is being read from a connection. It calls where with the header of that frame and the
+// number of bytes that are still to come, unless there is none or it is dropped, and leaves the payload alone if where returns nil. When Divert
+// returns, nothing is read any more to the place from which a payload was diverted. It waits only while somebody reads what has come.
+// Requires: Plain; not within the receiver.
+func (l *Link) Divert(on int, where func(h *Header, rest int) [][]byte) {
+	r := &l.conns[on].receiving
+	r.Lock()
+	defer r.Unlock()
+	if r.rest == 0 || r.dropped || r.over {
+		return
+	}
+	if to := where(&r.header, r.rest); to != nil {
+		r.payload = to
+	}
+}
+
 // Calm says that the calling thread is about to call PollData again and again, or ends that. In between no goroutine is woken for what comes on
 // the data connections, unless the thread is so slow that very much is waiting.
 func (l *Link) Calm(on bool) {

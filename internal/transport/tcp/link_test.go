@@ -115,7 +115,7 @@ func TestFramesThatNoProcessSends(t *testing.T) {
 	for name, spoil := range map[string]func(h *[HeaderBytes]byte){
 		"unknown kind": func(h *[HeaderBytes]byte) { h[0] = 200 },
 		"kind 0":       func(h *[HeaderBytes]byte) { h[0] = 0 },
-		"too long":     func(h *[HeaderBytes]byte) { h[6] = 2 },
+		"too long":     func(h *[HeaderBytes]byte) { h[6] = MaxMessage>>16 + 1 },
 		"longest":      func(h *[HeaderBytes]byte) { h[7] = 255 },
 		"field":        func(h *[HeaderBytes]byte) { h[56] = 1 },
 		"connection":   func(h *[HeaderBytes]byte) { h[0] = byte(Collect) },

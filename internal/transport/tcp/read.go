@@ -36,9 +36,18 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 		r.to = copy(r.intake, r.intake[r.from:r.to])
 		r.from = 0
 	}
+	if r.pending {
+		if err := c.place(); err != nil {
+			return 0, &frameError{err}
+		}
+	}
 	r.bufs = append(r.bufs[:0], r.payload[:min(len(r.payload), mostSegments)]...)
 	if len(r.payload) <= mostSegments {
-		r.bufs = append(r.bufs, r.intake[r.to:])
+		next := r.intake[r.to:]
+		if r.rest >= longPayload { // then intake is empty; the next payload is probably long as well, and is to go to its place
+			next = next[:HeaderBytes]
+		}
+		r.bufs = append(r.bufs, next)
 	}
 	n, err := read(r.bufs)
 	clear(r.bufs)
@@ -54,6 +63,10 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 	}
 	return frames, err
 }
+
+// longPayload is the length from which on payloads are read to their places only. Behind a short one, what comes next is read in the same system
+// call.
+const longPayload = 16 << 10
 
 // fail ends reading.
 // Requires: the lock of receiving.
@@ -106,6 +119,9 @@ func (c *conn) handle(n int) (frames int, err error) {
 			}
 			continue
 		}
+		if r.pending = r.from == r.to && r.header.Bytes >= longPayload; r.pending {
+			return frames, nil // once asks for the place, as late as it can: the receiver may not know it yet
+		}
 		if err := c.place(); err != nil {
 			return frames, err
 		}
@@ -128,6 +144,7 @@ func (c *conn) handle(n int) (frames int, err error) {
 // place asks where the payload of a frame goes.
 func (c *conn) place() (err error) {
 	r := &c.receiving
+	r.pending = false
 	r.payload, err = c.link.node.config.Receiver.Place(c.link, c.index, &r.header)
 	r.rest = int(r.header.Bytes)
 	if r.dropped = errors.Is(err, ErrDrop); r.dropped {

@@ -57,7 +57,7 @@ func (c *conn) flush() error {
 		return s.broken
 	}
 	_, s.broken = c.tcp.Write(s.rest)
-	s.rest = s.rest[:0]
+	s.rest = nil
 	return s.broken
 }
 
@@ -81,9 +81,11 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	if s.broken = err; err != nil || n == 0 {
 		return false, err
 	}
+	s.kept = s.kept[:0]
 	for _, b := range skip(bufs, n) {
-		s.rest = append(s.rest, b...)
+		s.kept = append(s.kept, b...)
 	}
+	s.rest = s.kept
 	c.sent.Store(c.link.now())
 	return true, nil
 }
@@ -96,7 +98,7 @@ func (c *conn) tryFlush() error {
 		return s.broken
 	}
 	n, err := c.writeSome([][]byte{s.rest})
-	s.rest = append(s.rest[:0], s.rest[n:]...)
+	s.rest = s.rest[n:]
 	s.broken = err
 	return err
 }
