@@ -47,7 +47,8 @@ func TestGeometryIsTheRunners(t *testing.T) {
 
 // Chunks fit the channels that the runner has only if both have the same geometry.
 func TestGeometryOfChannelsIsTheRunners(t *testing.T) {
-	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": plan.MessageBytes, "SCR_CHANNEL_PLACES": plan.ChannelPlaces, "SCR_CHANNELS": plan.ChannelsPerPair} {
+	for name, ours := range map[string]int{"SCR_CHANNEL_BYTES": plan.MessageBytes, "SCR_LONG_CHANNEL_BYTES": plan.LongMessageBytes,
+		"SCR_CHANNEL_PLACES": plan.ChannelPlaces, "SCR_CHANNELS": plan.ChannelsPerPair} {
 		if got := defined(t, "shared_block.h", name); got != ours {
 			t.Errorf("%s is %d in shared_block.h, %d here", name, got, ours)
 		}

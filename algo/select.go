@@ -134,5 +134,5 @@ func (s *Selector) Fingerprint() uint64 {
 // Geometry returns the dimensions of slots and channels, which plans depend on, as text.
 func Geometry() string {
 	return fmt.Sprint(plan.SmallSlotBytes, plan.SmallSlotCount, plan.LargeSlotBytes, plan.LargeSlotCount, plan.Align, plan.MessageBytes,
-		plan.ChannelPlaces, plan.ChannelsPerPair)
+		plan.LongMessageBytes, plan.ChannelPlaces, plan.ChannelsPerPair)
 }

@@ -36,11 +36,26 @@ func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []send
 			priced && !p.priced(kind, name) {
 			continue
 		}
-		if s, err := p.sendRecvCandidate(kind, name, 0); err == nil {
-			list = append(list, s)
+		for _, chunk := range p.chunks(kind, name) {
+			if s, err := p.sendRecvCandidate(kind, name, chunk); err == nil {
+				list = append(list, s)
+			}
 		}
 	}
 	return list
+}
+
+// chunks returns the chunks with which an algorithm is tried: the longest one, and between hosts a shorter one, of which more are on the way at a
+// time.
+func (p *predictor) chunks(kind coll.Kind, name string) []int {
+	if p.shape.sharesMemory() {
+		return []int{0}
+	}
+	_, err := sendrecv.LongestChunk(kind, name, p.shape.place(name, 0, 0, 0), plan.MessageBytes)
+	if err != nil {
+		return []int{0}
+	}
+	return []int{0}
 }
 
 // priced reports whether an algorithm has prices at all.
@@ -56,7 +71,7 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 	if known, ok := p.known[key]; ok {
 		return known, nil
 	}
-	longest, err := sendrecv.LongestChunk(kind, name, p.shape.place(name, 0, 0, 0), plan.MessageBytes)
+	longest, err := sendrecv.LongestChunk(kind, name, p.shape.place(name, 0, 0, 0), p.shape.messageBytes())
 	if err != nil {
 		return sendRecvCandidate{}, err
 	}
@@ -72,10 +87,10 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 	if chunk != longest {
 		got = pricer.Largest()
 	}
-	if got > plan.MessageBytes {
+	if got > p.shape.messageBytes() {
 		return sendRecvCandidate{}, fmt.Errorf(
 			"chunks of %d bytes would make messages of %d: a channel takes %d, so chunks are at most %d among %s",
-			chunk, got, plan.MessageBytes, longest, coll.Count(p.shape.Size, "rank"))
+			chunk, got, p.shape.messageBytes(), longest, coll.Count(p.shape.Size, "rank"))
 	}
 	first := pricer.Plan()
 	if n := first.Channels(); n > plan.ChannelsPerPair {

@@ -25,6 +25,14 @@ type Shape struct {
 // sharesMemory reports whether all ranks share memory.
 func (s Shape) sharesMemory() bool { return !s.Apart }
 
+// messageBytes returns the length of the longest message of a channel.
+func (s Shape) messageBytes() int {
+	if s.sharesMemory() {
+		return plan.MessageBytes
+	}
+	return plan.LongMessageBytes
+}
+
 // HostCount returns the number of hosts.
 func (s Shape) HostCount() int { return max(1, len(s.Hosts)) }
 

@@ -126,7 +126,7 @@ func (g *Group) makeFifo(lane *runner.Group, peer int) {
 	var err error
 	if !lane.HasFifo(peer) {
 		var off int64
-		if off, err = g.memory.more(runner.FifoHeader + runner.FifoBytes); err == nil {
+		if off, err = g.memory.more(lane.FifoBytes(peer)); err == nil {
 			lane.SetFifo(peer, off)
 		}
 	}

@@ -14,7 +14,7 @@ bool scr_fifo_open(scr_group *g, int32_t peer) {
 #ifdef SCR_MUTANT_FIFO_BELIEVED
   pair->broken = false;
 #else
-  pair->broken = !scr_inside(p, offset, sizeof(scr_fifo) + SCR_FIFO_BYTES);
+  pair->broken = !scr_inside(p, offset, sizeof(scr_fifo) + pair->fifo_bytes);
 #endif
   if (pair->broken) return false;
   pair->in = (scr_fifo *)(void *)(p->arena + offset);
@@ -23,21 +23,21 @@ bool scr_fifo_open(scr_group *g, int32_t peer) {
 
 static uint64_t free_bytes(scr_group *g, int32_t peer, uint64_t want) {
   scr_p2p_pair *pair = &g->p2p.pair[peer];
-  if (SCR_FIFO_BYTES - (pair->written - pair->reader_seen) < want) {
+  if (pair->fifo_bytes - (pair->written - pair->reader_seen) < want) {
     const scr_fifo_reader *r = scr_shared_fifo_reader(g->peer[peer].shared, (uint32_t)g->rank);
     uint64_t read = atomic_load_explicit(&r->read, memory_order_acquire);
-    if (pair->written - read > SCR_FIFO_BYTES) {
+    if (pair->written - read > pair->fifo_bytes) {
       pair->broken = true;
       return 0;
     }
     pair->reader_seen = read;
   }
-  return SCR_FIFO_BYTES - (pair->written - pair->reader_seen);
+  return pair->fifo_bytes - (pair->written - pair->reader_seen);
 }
 
 scr_frame *scr_fifo_room(scr_group *g, int32_t peer, uint64_t payload) {
   scr_p2p_pair *pair = &g->p2p.pair[peer];
-  uint64_t need = scr_frame_bytes(payload), at = pair->written & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
+  uint64_t need = scr_frame_bytes(payload), at = pair->written & (pair->fifo_bytes - 1), rest = pair->fifo_bytes - at;
   uint64_t want = rest < need ? rest + need : need;
   if (free_bytes(g, peer, want) < want) return NULL;
   if (rest < need) {
@@ -66,9 +66,9 @@ const unsigned char *scr_fifo_next(scr_group *g, int32_t peer, scr_frame *f) {
     /* Sequentially consistent, because this load may be the last look after a sleeper's word was stored. */
     uint64_t written = atomic_load_explicit(&pair->in->written, memory_order_seq_cst), there = written - pair->read;
     if (there == 0) return NULL;
-    uint64_t at = pair->read & (SCR_FIFO_BYTES - 1), rest = SCR_FIFO_BYTES - at;
+    uint64_t at = pair->read & (pair->fifo_bytes - 1), rest = pair->fifo_bytes - at;
     copy_header(f, pair->in->data + at);
-    pair->broken = !scr_frame_fits(f->type, f->bytes, f->total, there, rest);
+    pair->broken = !scr_frame_fits(f->type, f->bytes, f->total, there, rest, pair->fifo_bytes);
     if (pair->broken) return NULL;
     if (f->type != SCR_FRAME_WRAP) return pair->in->data + at + SCR_FRAME_HEADER;
     pair->read += rest;

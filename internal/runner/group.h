@@ -63,6 +63,7 @@ typedef struct scr_unexpected scr_unexpected;
 /* Both directions of p2p with one peer. Guarded by the p2p lock. */
 typedef struct scr_p2p_pair {
   scr_fifo *out, *in;
+  uint64_t fifo_bytes;  /* of both */
   bool broken;          /* the peer wrote an invalid count or frame */
   uint64_t written;     /* bytes that this rank has put into `out` */
   uint64_t reader_seen; /* lower bound of the bytes that the peer has taken from `out` */
@@ -113,6 +114,7 @@ struct scr_group {
   bool trace;
   uint8_t lane; /* SCR_HOST_LANE or SCR_DEVICE_LANE */
   bool pairs;   /* it has peers with a `pair` */
+  uint64_t message_bytes; /* of the longest message of a channel */
   uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;

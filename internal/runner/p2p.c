@@ -266,7 +266,7 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
   }
   while (pair->granted_head && *budget > 0) {
     scr_run *r = pair->granted_head;
-    uint64_t n = r->bytes - r->p2p.moved < SCR_PIECE_BYTES ? r->bytes - r->p2p.moved : SCR_PIECE_BYTES;
+    uint64_t most = scr_piece_bytes(pair->fifo_bytes), left = r->bytes - r->p2p.moved, n = left < most ? left : most;
     if (!put(g, to, SCR_FRAME_DATA, r, r->p2p.moved, n)) return moved;
     r->p2p.moved += n;
     moved = true;
@@ -374,6 +374,8 @@ void scr_group_set_fifo(scr_group *g, int32_t peer, uint64_t offset) {
   scr_store_flag(scr_shared_fifo(g->shared, (uint32_t)g->size, (uint32_t)peer), offset);
   scr_spin_unlock(&g->p2p.lock);
 }
+
+uint64_t scr_group_fifo_bytes(const scr_group *g, int32_t peer) { return sizeof(scr_fifo) + g->p2p.pair[peer].fifo_bytes; }
 
 bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->p2p.pair[peer].out != NULL; }
 

@@ -33,14 +33,15 @@ struct scr_frame {
 #define SCR_EAGER_BYTES (8 * 1024)
 /* The eager bytes of one sender that may lie unmatched at one receiver. */
 #define SCR_EAGER_CREDIT (128 * 1024)
-#define SCR_PIECE_BYTES (64 * 1024)
+/* Returns the longest piece, of operations between two ranks with a fifo of that size. */
+static inline uint64_t scr_piece_bytes(uint64_t fifo) { return fifo / 8; }
 
 /* Returns the bytes of a fifo that a frame takes. */
 static inline uint64_t scr_frame_bytes(uint64_t payload) { return SCR_FRAME_HEADER + ((payload + 63) & ~UINT64_C(63)); }
 
 /* Whether a rank writes a frame with this type, `bytes` and `total`. `rest` is the number of bytes from the frame to the
  * end of the fifo. */
-static inline bool scr_frame_is_valid(uint32_t type, uint64_t bytes, uint64_t total, uint64_t rest) {
+static inline bool scr_frame_is_valid(uint32_t type, uint64_t bytes, uint64_t total, uint64_t rest, uint64_t fifo) {
   switch (type) {
     case SCR_FRAME_EAGER:
       return bytes == total && bytes <= SCR_EAGER_BYTES;
@@ -48,9 +49,9 @@ static inline bool scr_frame_is_valid(uint32_t type, uint64_t bytes, uint64_t to
     case SCR_FRAME_GRANT:
       return bytes == 0;
     case SCR_FRAME_DATA:
-      return bytes <= SCR_PIECE_BYTES && (bytes > 0 || total == 0);
+      return bytes <= scr_piece_bytes(fifo) && (bytes > 0 || total == 0);
     case SCR_FRAME_WRAP: /* a WRAP frame that fills the whole fifo would repeat without end */
-      return bytes == rest - SCR_FRAME_HEADER && rest < SCR_FIFO_BYTES;
+      return bytes == rest - SCR_FRAME_HEADER && rest < fifo;
     default:
       return false;
   }
@@ -58,8 +59,9 @@ static inline bool scr_frame_is_valid(uint32_t type, uint64_t bytes, uint64_t to
 
 /* Whether it is all there, and not cut by the end of the fifo. `there` bytes were written from the frame on. Both the
  * reader of a fifo and the pump of its writer (docs/protocol.md, section 16) look at each frame. */
-static inline bool scr_frame_fits(uint32_t type, uint64_t bytes, uint64_t total, uint64_t there, uint64_t rest) {
-  return there <= SCR_FIFO_BYTES && scr_frame_is_valid(type, bytes, total, rest) && scr_frame_bytes(bytes) <= there &&
+static inline bool scr_frame_fits(uint32_t type, uint64_t bytes, uint64_t total, uint64_t there, uint64_t rest,
+                                  uint64_t fifo) {
+  return there <= fifo && scr_frame_is_valid(type, bytes, total, rest, fifo) && scr_frame_bytes(bytes) <= there &&
          scr_frame_bytes(bytes) <= rest;
 }
 

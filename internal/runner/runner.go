@@ -54,7 +54,7 @@ const (
 	LargeSlots     = 4
 	LargeSlotBytes = 256 << 10
 	LargeStride    = 256 + LargeSlotBytes
-	FifoBytes      = 512 << 10
+	LongFifoBytes  = C.SCR_LONG_FIFO_BYTES // of ranks of different hosts
 	FifoHeader     = 256
 	FailureBytes   = 4096
 	Records        = C.SCR_RECORDS
@@ -233,6 +233,9 @@ func (g *Group) SetLarge(offset int64) { C.scr_group_set_large(g.c, C.uint64_t(o
 
 // HasFifo reports whether the fifo from this rank to a peer exists.
 func (g *Group) HasFifo(to int) bool { return bool(C.scr_group_has_fifo(g.c, C.int32_t(to))) }
+
+// FifoBytes returns how much of this rank's arena the fifo to a peer takes.
+func (g *Group) FifoBytes(to int) int64 { return int64(C.scr_group_fifo_bytes(g.c, C.int32_t(to))) }
 
 // SetFifo publishes the offset of the fifo from this rank to a peer in this rank's arena.
 func (g *Group) SetFifo(to int, offset int64) {

@@ -255,6 +255,10 @@ void scr_group_set_large(scr_group *g, uint64_t offset);
 bool scr_group_has_large(const scr_group *g);
 void scr_group_set_fifo(scr_group *g, int32_t peer, uint64_t offset);
 bool scr_group_has_fifo(const scr_group *g, int32_t peer);
+/* Return the memory of a fifo to a peer, and of a channel, and the longest message of a channel. */
+uint64_t scr_group_fifo_bytes(const scr_group *g, int32_t peer);
+uint64_t scr_group_channel_bytes(const scr_group *g);
+uint64_t scr_group_message_bytes(const scr_group *g);
 void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t offset);
 bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel);
 /* Sets the size classes of a kind. The class of a byte count is the number of boundaries at or below it. */

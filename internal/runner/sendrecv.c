@@ -11,8 +11,8 @@
 
 /* ---- channels ---- */
 
-static inline scr_place *place_of(const scr_channel *f, uint64_t number) {
-  return (scr_place *)(uintptr_t)(f->places + (number % SCR_CHANNEL_PLACES) * SCR_CHANNEL_STRIDE);
+static inline scr_place *place_of(const scr_group *g, const scr_channel *f, uint64_t number) {
+  return (scr_place *)(uintptr_t)(f->places + (number % SCR_CHANNEL_PLACES) * scr_channel_stride(g->message_bytes));
 }
 
 static inline unsigned char *data_of(scr_place *p) { return (unsigned char *)p + SCR_CHANNEL_DATA; }
@@ -33,7 +33,7 @@ static const scr_channel *channel_between(const scr_group *g, int32_t from, int3
 #ifdef SCR_MUTANT_CHANNEL_BELIEVED
   bool inside = true;
 #else
-  bool inside = scr_inside(p, offset, sizeof(scr_channel));
+  bool inside = scr_inside(p, offset, scr_group_channel_bytes(g));
 #endif
   return offset != 0 && inside ? (const scr_channel *)(const void *)(p->arena + offset) : NULL;
 }
@@ -42,6 +42,12 @@ void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t
   g->coll.channels[peer].out[channel] = (scr_channel *)(void *)(g->peer[g->rank].arena + offset);
   scr_store_flag(offset_word(g, g->rank, peer, (uint32_t)channel), offset);
   scr_wake_readers(g);
+}
+
+uint64_t scr_group_message_bytes(const scr_group *g) { return g->message_bytes; }
+
+uint64_t scr_group_channel_bytes(const scr_group *g) {
+  return sizeof(scr_channel) + SCR_CHANNEL_PLACES * scr_channel_stride(g->message_bytes);
 }
 
 bool scr_group_has_channel(const scr_group *g, int32_t peer, int32_t channel) {
@@ -113,7 +119,7 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
     if (e->in[channel] == NULL) return bad(r, SCR_INCIDENT_BAD_CHANNEL, peer, channel);
   }
   uint64_t number = e->taken[channel] + 1;
-  scr_place *p = place_of(e->in[channel], number);
+  scr_place *p = place_of(g, e->in[channel], number);
   int rc = scr_await(g, r, &p->filled, number, peer);
   if (SCR_UNLIKELY(rc)) return rc;
   const volatile scr_place *header = p;
@@ -144,7 +150,7 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
 static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block, bool sent) {
   scr_channels *e = &g->coll.channels[peer];
   uint64_t number = ++e->sent[channel];
-  scr_place *p = place_of(e->out[channel], number);
+  scr_place *p = place_of(g, e->out[channel], number);
   p->hash = r->coll.hash;
   p->bytes = bytes;
   p->block = block;
@@ -247,7 +253,7 @@ static void expect(const where *w, const scr_step *s, const scr_region *to, uint
   uint64_t number = e->taken[s->channel] + 1;
   if (!scr_passes_directly(w->g, s->peer, n) || e->expected[s->channel] == number) return;
   const scr_channel *in = e->in[s->channel];
-  if (in == NULL || atomic_load_explicit(&place_of(in, number)->filled, memory_order_acquire) >= number) return;
+  if (in == NULL || atomic_load_explicit(&place_of(w->g, in, number)->filled, memory_order_acquire) >= number) return;
   e->expected[s->channel] = number;
   cursor c = cursor_at(w->r, to, s->n_to, w->k);
   uint64_t len;
@@ -258,16 +264,17 @@ static void expect(const where *w, const scr_step *s, const scr_region *to, uint
 
 /* Whether the message that has come lies in the buffer already. */
 static bool is_delivered(const where *w, const scr_step *s) {
-  const scr_channels *e = &w->g->coll.channels[s->peer];
+  const scr_group *g = w->g;
+  const scr_channels *e = &g->coll.channels[s->peer];
   uint64_t number = e->taken[s->channel] + 1;
-  return SCR_UNLIKELY(w->g->peer[s->peer].pair != 0) && place_of(e->in[s->channel], number)->delivered == number;
+  return SCR_UNLIKELY(g->peer[s->peer].pair != 0) && place_of(g, e->in[s->channel], number)->delivered == number;
 }
 
 static int send(const where *w, const scr_step *s, const scr_region *from, uint64_t n) {
   int rc = await_room(w->g, w->r, s->peer, s->channel);
   if (SCR_UNLIKELY(rc)) return rc;
   const scr_channels *e = &w->g->coll.channels[s->peer];
-  unsigned char *to = data_of(place_of(e->out[s->channel], e->sent[s->channel] + 1));
+  unsigned char *to = data_of(place_of(w->g, e->out[s->channel], e->sent[s->channel] + 1));
 #ifdef SCR_MUTANT_MESSAGE_BEFORE_BYTES
   put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from), false);
   if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);

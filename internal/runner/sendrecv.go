@@ -58,12 +58,13 @@ const (
 	StepCopy       = C.SCR_STEP_COPY
 )
 
-// Sizes of channels, from shared_block.h. A channel takes ChannelBytes of the writer's arena.
+// Sizes of channels, from shared_block.h. A channel between ranks of different hosts has LongChannelBytes.
 const (
-	ChannelMessage = 64 << 10 // bytes of the longest message
-	ChannelPlaces  = 4        // messages that a channel holds
-	Channels       = 4        // channels from one rank to another
-	ChannelBytes   = 128 + ChannelPlaces*(128+ChannelMessage)
+	ChannelMessage     = 64 << 10  // bytes of the longest message, in a group on one host
+	LongChannelMessage = 512 << 10 // in a group over several hosts
+	ChannelPlaces      = 4         // messages that a channel holds
+	Channels           = 4         // channels from one rank to another
+	LongChannelBytes   = 128 + ChannelPlaces*(128+LongChannelMessage)
 )
 
 // SendRecvProgram describes a sendrecv program to NewSendRecvProgram.
@@ -80,6 +81,7 @@ type SendRecvProgram struct {
 	InputBlocks  bool
 	OutputBlocks bool
 	Steps        []SendRecvStep
+	Longest      int // message of the channels, in bytes
 }
 
 // NewSendRecvProgram returns the program in C memory.
@@ -93,8 +95,8 @@ func NewSendRecvProgram(p SendRecvProgram) (Compiled, error) {
 		if s.Op == StepRecv || s.Op == StepRecvReduce {
 			list = s.To
 		}
-		if n := p.longest(list); n > ChannelMessage && s.Op <= StepRecvReduce {
-			return Compiled{}, fmt.Errorf("sagecomm: %v %s: messages of %d bytes, at most %d are possible", p.Kind, p.Algorithm, n, ChannelMessage)
+		if n := p.longest(list); n > p.Longest && s.Op <= StepRecvReduce {
+			return Compiled{}, fmt.Errorf("sagecomm: %v %s: messages of %d bytes, at most %d are possible", p.Kind, p.Algorithm, n, p.Longest)
 		}
 		regions += len(s.From) + len(s.To)
 	}
@@ -152,6 +154,12 @@ func (p SendRecvProgram) longest(list []Region) int {
 func (g *Group) HasChannel(to int, channel uint8) bool {
 	return bool(C.scr_group_has_channel(g.c, C.int32_t(to), C.int32_t(channel)))
 }
+
+// ChannelBytes returns how much of this rank's arena a channel takes.
+func (g *Group) ChannelBytes() int64 { return int64(C.scr_group_channel_bytes(g.c)) }
+
+// MessageBytes returns the length of the longest message of a channel.
+func (g *Group) MessageBytes() int { return int(C.scr_group_message_bytes(g.c)) }
 
 // SetChannel publishes the offset of a channel from this rank to a peer in this rank's arena.
 func (g *Group) SetChannel(to int, channel uint8, offset int64) {

@@ -126,17 +126,17 @@ type Place struct {
 	Filled             *atomic.Uint64
 	Hash, Bytes, Block *uint64
 	Delivered          *uint64 // of a shadow: number of the last message whose bytes lie in the reader's buffer already
-	Data               []byte // room for the longest message
+	Data               []byte  // room for the longest message
 }
 
-// PlaceOf returns the place of a message of the channel at an address.
+// PlaceOf returns the place of a message of the channel at an address, of a group over several hosts.
 func PlaceOf(channel unsafe.Pointer, number uint64) Place {
 	c := (*C.scr_channel)(channel)
-	p := unsafe.Pointer(&c.places[number%ChannelPlaces*C.SCR_CHANNEL_STRIDE])
+	p := unsafe.Add(unsafe.Pointer(c), C.sizeof_scr_channel+number%ChannelPlaces*uint64(C.scr_channel_stride(LongChannelMessage)))
 	s := (*C.scr_place)(p)
 	return Place{word64(unsafe.Pointer(&s.filled)), (*uint64)(unsafe.Pointer(&s.hash)), (*uint64)(unsafe.Pointer(&s.bytes)), (*uint64)(unsafe.Pointer(&s.block)),
 		(*uint64)(unsafe.Pointer(&s.delivered)),
-		unsafe.Slice((*byte)(unsafe.Add(p, C.SCR_CHANNEL_DATA)), ChannelMessage)}
+		unsafe.Slice((*byte)(unsafe.Add(p, C.SCR_CHANNEL_DATA)), LongChannelMessage)}
 }
 
 // SentOf returns the count of messages of the channel at an address.

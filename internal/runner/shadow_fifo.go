@@ -31,8 +31,8 @@ const Line = C.SCR_LINE
 const (
 	EagerBytes  = C.SCR_EAGER_BYTES
 	EagerCredit = C.SCR_EAGER_CREDIT
-	PieceBytes  = C.SCR_PIECE_BYTES
-	Delivered   = C.SCR_DELIVERED // the Tag of a FrameData of a shadow whose payload lies in the buffer of the recv already
+	PieceBytes  = LongFifoBytes / 8 // scr_piece_bytes
+	Delivered   = C.SCR_DELIVERED   // the Tag of a FrameData of a shadow whose payload lies in the buffer of the recv already
 	frameHeader = C.SCR_FRAME_HEADER
 )
 
@@ -65,11 +65,11 @@ func (f Fifo) Written() *atomic.Uint64 { return word64(unsafe.Pointer(&f.c.writt
 
 // at returns the memory of position n, which counts bytes as Written does.
 func (f Fifo) at(n uint64) unsafe.Pointer {
-	return unsafe.Add(unsafe.Pointer(f.c), C.sizeof_scr_fifo+n%FifoBytes)
+	return unsafe.Add(unsafe.Pointer(f.c), C.sizeof_scr_fifo+n%LongFifoBytes)
 }
 
 // Rest returns the number of bytes from a position to the end of the fifo, where no frame is cut.
-func (f Fifo) Rest(n uint64) uint64 { return FifoBytes - n%FifoBytes }
+func (f Fifo) Rest(n uint64) uint64 { return LongFifoBytes - n%LongFifoBytes }
 
 // Frame is the header of a frame.
 type Frame struct {
@@ -87,7 +87,7 @@ func (f Fifo) Frame(n, written uint64) (h Frame, size uint64, err error) {
 	if h.Kind == FrameWrap {
 		size = f.Rest(n)
 	}
-	if !bool(C.scr_frame_fits(C.uint32_t(c._type), C.uint64_t(h.Bytes), C.uint64_t(h.Total), C.uint64_t(written-n), C.uint64_t(f.Rest(n)))) || c.dtype > 0xff {
+	if !bool(C.scr_frame_fits(C.uint32_t(c._type), C.uint64_t(h.Bytes), C.uint64_t(h.Total), C.uint64_t(written-n), C.uint64_t(f.Rest(n)), LongFifoBytes)) || c.dtype > 0xff {
 		err = fmt.Errorf("a frame of kind %d with %d bytes of %d at %d, where %d bytes are written", h.Kind, h.Bytes, h.Total, n, written)
 	}
 	return h, size, err

@@ -87,13 +87,17 @@ typedef struct scr_fifo {
   alignas(SCR_LINE) unsigned char data[];
 } scr_fifo;
 
-#define SCR_FIFO_BYTES (512 * 1024) /* power of two */
+/* Powers of two; the longer one is that of two ranks of different hosts. */
+#define SCR_FIFO_BYTES (512 * 1024)
+#define SCR_LONG_FIFO_BYTES (2 * 1024 * 1024)
 
 /* Channels carry the messages of sendrecv plans. Each ordered pair of ranks has SCR_CHANNELS of them. Message n lies
  * in place n mod SCR_CHANNEL_PLACES. A channel lies in the writer's arena and only the writer writes it. */
 #define SCR_CHANNELS 4
 #define SCR_CHANNEL_PLACES 4
-#define SCR_CHANNEL_BYTES (64 * 1024) /* the longest message */
+/* The longest message, in a group on one host and in one over several hosts. */
+#define SCR_CHANNEL_BYTES (64 * 1024)
+#define SCR_LONG_CHANNEL_BYTES (512 * 1024)
 
 typedef struct scr_place {
   alignas(SCR_LINE) _Atomic uint64_t filled; /* number of the message, from 1; stored last, as scr_slot.filled is */
@@ -105,11 +109,12 @@ typedef struct scr_place {
 } scr_place;
 
 #define SCR_CHANNEL_DATA 64
-#define SCR_CHANNEL_STRIDE (SCR_LINE + SCR_CHANNEL_BYTES)
+/* From one place to the next one. */
+static inline uint64_t scr_channel_stride(uint64_t longest) { return SCR_LINE + longest; }
 
 typedef struct scr_channel {
   alignas(SCR_LINE) _Atomic uint64_t sent; /* number of messages; no reader waits for it */
-  alignas(SCR_LINE) unsigned char places[SCR_CHANNEL_PLACES * SCR_CHANNEL_STRIDE];
+  alignas(SCR_LINE) unsigned char places[];
 } scr_channel;
 
 /* Reader's side of the channels from one rank; owner: the reader. */

@@ -14,7 +14,7 @@ import (
 // What may be untold of what this rank has read, and of eager bytes that its recvs have matched, before the remote rank is told. The sum of
 // the first one and of the longest wait of a writer is far below the length of a fifo.
 const (
-	mostUnread     = 128 << 10
+	mostUnread     = runner.LongFifoBytes / 4
 	mostUnreleased = 32 << 10
 )
 
@@ -63,7 +63,7 @@ func (p *Pair) pushFifo(number int) (moved bool, err error) {
 	l := &p.lanes[number]
 	f := &l.out
 	if offset := f.offset.Load(); !f.found && offset != 0 {
-		at, err := p.find("fifo", offset, runner.FifoHeader+runner.FifoBytes)
+		at, err := p.find("fifo", offset, runner.FifoHeader+runner.LongFifoBytes)
 		if err != nil {
 			return false, err
 		}
@@ -161,7 +161,7 @@ func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
 	if rest < need {
 		f.at += rest
 	}
-	if read := f.read.Load(); f.at+need-read > runner.FifoBytes {
+	if read := f.read.Load(); f.at+need-read > runner.LongFifoBytes {
 		return nil, p.wrong(h, "%d bytes, after %d have come and %d were read", n, f.written, read)
 	}
 	if n == 0 {

@@ -36,12 +36,12 @@ func (w *writer) put(t *testing.T, f runner.Frame, payload []byte) {
 	t.Helper()
 	need := uint64(64 + (len(payload)+63)/64*64)
 	begins := w.written
-	if rest := runner.FifoBytes - begins%runner.FifoBytes; rest < need {
+	if rest := runner.LongFifoBytes - begins%runner.LongFifoBytes; rest < need {
 		begins += rest
 	}
 	words := w.e.pair.lanes[w.lane].shadow
 	deadline := time.Now().Add(soon)
-	for begins+need-words.Read(w.e.pair.Rank).Load() > runner.FifoBytes ||
+	for begins+need-words.Read(w.e.pair.Rank).Load() > runner.LongFifoBytes ||
 		f.Kind == runner.FrameEager && w.eager+f.Bytes-words.Released(w.e.pair.Rank).Load() > runner.EagerCredit {
 		require.True(t, time.Now().Before(deadline), "no room")
 		runtime.Gosched()
@@ -193,7 +193,7 @@ func TestFifoWrapsAnywhere(t *testing.T) {
 	const units = 2 + runner.PieceBytes/64 // one more than the longest frame
 	id := uint64(0)
 	for rest := uint64(1); rest <= units; rest += step {
-		moveTo(a, b, w, r, (id+1)*runner.FifoBytes-64*rest)
+		moveTo(a, b, w, r, (id+1)*runner.LongFifoBytes-64*rest)
 		for _, n := range []int{runner.PieceBytes, 100, 0} {
 			id++
 			payload := bytes.Repeat([]byte{byte(id)}, n)
@@ -206,7 +206,7 @@ func TestFifoWrapsAnywhere(t *testing.T) {
 		require.Equal(t, w.written, b.pair.lanes[0].in.fifo.Written().Load(), "%d bytes to the end", 64*rest)
 	}
 	for rest := uint64(1); rest <= units; rest += step { // the frame that wraps is the short one
-		moveTo(a, b, w, r, (id+1)*runner.FifoBytes-64*rest)
+		moveTo(a, b, w, r, (id+1)*runner.LongFifoBytes-64*rest)
 		for _, n := range []int{int(rest) * 64, max(0, int(rest)*64-65)} {
 			id++
 			n = min(n, runner.PieceBytes)
@@ -275,8 +275,8 @@ func TestScribbledFifo(t *testing.T) {
 	}{
 		{0, 0, 0, 64}, {9, 0, 0, 64}, {runner.FrameData, 64, 64, 64}, {runner.FrameData, 1 << 40, 1 << 40, 64}, {runner.FrameWrap, 0, 0, 64},
 		{runner.FrameEager, 8193, 8193, 16 << 10}, {runner.FrameEager, 64, 65, 128}, {runner.FrameAnnounce, 64, 64, 128}, {runner.FrameGrant, 64, 0, 128},
-		{runner.FrameData, 64<<10 + 1, 1 << 20, 128 << 10}, {runner.FrameData, 0, 64, 64}, {runner.FrameGrant, 0, 0, runner.FifoBytes + 64},
-		{runner.FrameWrap, runner.FifoBytes - 64, 0, runner.FifoBytes},
+		{runner.FrameData, 64<<10 + 1, 1 << 20, 128 << 10}, {runner.FrameData, 0, 64, 64}, {runner.FrameGrant, 0, 0, runner.LongFifoBytes + 64},
+		{runner.FrameWrap, runner.LongFifoBytes - 64, 0, runner.LongFifoBytes},
 	} {
 		a, b := pairOfEnds(t)
 		w := newWriter(a, 0)

@@ -82,7 +82,7 @@ func FuzzFrames(f *testing.F) {
 			}
 			for n := range p.lanes {
 				in := &p.lanes[n].in
-				require.LessOrEqual(t, in.written-p.lanes[n].own.Read(0).Load(), uint64(runner.FifoBytes))
+				require.LessOrEqual(t, in.written-p.lanes[n].own.Read(0).Load(), uint64(runner.LongFifoBytes))
 			}
 		}
 	})

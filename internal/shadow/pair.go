@@ -35,8 +35,8 @@ func memoryOf(size int) int64 {
 
 const (
 	page          = 4096
-	channelsBytes = (runner.Channels*runner.ChannelBytes + page - 1) / page * page // of one lane
-	fifoBytes     = (runner.FifoHeader + runner.FifoBytes + page - 1) / page * page
+	channelsBytes = (runner.Channels*runner.LongChannelBytes + page - 1) / page * page // of one lane
+	fifoBytes     = (runner.FifoHeader + runner.LongFifoBytes + page - 1) / page * page
 )
 
 // Pair is one rank of this process and one remote rank.
@@ -129,9 +129,9 @@ func newPair(c Config, bell runner.Bell) (*Pair, error) {
 		l.left, l.detached = l.own.Left(), l.shadow.Detached(c.Rank)
 		for k := range l.channels {
 			h := &l.channels[k]
-			h.in = unsafe.Add(p.shadow.Arena, at+int64(k)*runner.ChannelBytes)
+			h.in = unsafe.Add(p.shadow.Arena, at+int64(k)*runner.LongChannelBytes)
 			h.at, h.taken, h.room = l.own.Channel(c.To, k), l.own.Taken(c.To, k), l.shadow.Taken(c.Rank, k)
-			l.shadow.Channel(c.Rank, k).Store(uint64(at + int64(k)*runner.ChannelBytes))
+			l.shadow.Channel(c.Rank, k).Store(uint64(at + int64(k)*runner.LongChannelBytes))
 		}
 		at += channelsBytes
 		l.out.offset, l.out.room, l.out.credit = l.own.Fifo(c.To), l.shadow.Read(c.Rank), l.shadow.Released(c.Rank)

@@ -281,7 +281,7 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 	l := &p.lanes[number]
 	c := &l.channels[k]
 	if offset := c.at.Load(); c.out == nil && offset != 0 {
-		if c.out, err = p.find("channel", offset, runner.ChannelBytes); err != nil {
+		if c.out, err = p.find("channel", offset, runner.LongChannelBytes); err != nil {
 			return false, err
 		}
 	}

@@ -167,7 +167,7 @@ func (e *end) publish(messages uint64) {
 	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
 	for n := uint64(1); n <= messages; n++ {
 		place := runner.PlaceOf(unsafe.Add(e.own.Arena, offset), n)
-		*place.Bytes = runner.ChannelMessage
+		*place.Bytes = runner.LongChannelMessage
 		place.Filled.Store(n)
 	}
 	e.pair.lanes[runner.HostLane].own.Channel(e.pair.To, 0).Store(offset)

@@ -54,7 +54,7 @@ void test_wrong_channels(int n, waiting w, uint64_t seed) {
   uint64_t offsets[] = {1,
                         SCR_LINE / 2,
                         ARENA_BYTES,
-                        ARENA_BYTES - sizeof(scr_channel) + SCR_LINE, /* partly outside */
+                        ARENA_BYTES - SCR_CHANNEL_PLACES * SCR_CHANNEL_BYTES, /* partly outside */
                         ARENA_BYTES - SCR_LINE,
                         UINT64_C(1) << 45,
                         -(uint64_t)SCR_LINE};
@@ -78,7 +78,7 @@ static void forge(const rank *r, uint64_t n, const wrong *x) {
   scr_call begun;
   while (!scr_group_call(r->group, 0, n, &begun)) sched_yield();
   scr_channel *f = r->group->coll.channels[0].out[0];
-  scr_place *p = (scr_place *)(void *)(f->places + n % SCR_CHANNEL_PLACES * SCR_CHANNEL_STRIDE);
+  scr_place *p = (scr_place *)(void *)(f->places + n % SCR_CHANNEL_PLACES * scr_channel_stride(SCR_CHANNEL_BYTES));
   p->hash = begun.hash + x->hash;
   p->bytes = 1 + x->bytes;
   p->block = 1 + x->block;

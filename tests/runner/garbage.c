@@ -244,7 +244,7 @@ void test_bad_frames(int n, waiting w, uint64_t seed) {
       {.frame = {.type = SCR_FRAME_ANNOUNCE, .tag = 1, .bytes = 8, .total = 8}, .times = 1},
       {.frame = {.type = SCR_FRAME_GRANT, .id = 99}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = 8, .id = 99}, .times = 1},
-      {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_PIECE_BYTES + 64}, .times = 1},
+      {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_FIFO_BYTES / 8 + 64}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = SCR_FIFO_BYTES - 64}, .times = 1},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = -(uint64_t)64}, .times = 1, .written = 64},
       {.frame = {.type = SCR_FRAME_DATA, .bytes = 8, .id = 7}, .times = 1, .announced = true}, /* one of 4 bytes */

@@ -106,7 +106,7 @@ scr_program *compile_messages(scr_group *g, const sagecomm_op *op, const plan *f
     const scr_step *s = &from->step[i];
     if (s->lag > m->max_lag) m->max_lag = s->lag;
     if (s->op != SCR_STEP_SEND || scr_group_has_channel(g, s->peer, s->channel)) continue;
-    scr_group_set_channel(g, s->peer, s->channel, take_memory(g->rank, sizeof(scr_channel)));
+    scr_group_set_channel(g, s->peer, s->channel, take_memory(g->rank, scr_group_channel_bytes(g)));
   }
   return p;
 }

@@ -78,8 +78,8 @@ static void add_all(scribbler *s, const scr_group *g) {
     scr_channel *out = g->coll.channels[i / SCR_CHANNELS].out[i % SCR_CHANNELS];
     if (out == NULL) continue;
     add(s, &out->sent, 0, 1, 1);
-    add(s, out->places, SCR_CHANNEL_STRIDE, SCR_CHANNEL_PLACES, 4); /* headers */
-    add(s, out->places + SCR_CHANNEL_DATA, SCR_CHANNEL_STRIDE, SCR_CHANNEL_PLACES, 64);
+    add(s, out->places, scr_channel_stride(SCR_CHANNEL_BYTES), SCR_CHANNEL_PLACES, 4); /* headers */
+    add(s, out->places + SCR_CHANNEL_DATA, scr_channel_stride(SCR_CHANNEL_BYTES), SCR_CHANNEL_PLACES, 64);
   }
 }
 

@@ -117,11 +117,11 @@ func (e *Engine) compileSendRecv(op coll.Op, class algo.Class) (runner.Compiled,
 		if s.Op != plan.Send || e.lane.Run.HasChannel(s.Peer, s.Channel) {
 			continue
 		}
-		off, err := e.lane.Grow(runner.ChannelBytes)
+		off, err := e.lane.Grow(e.lane.Run.ChannelBytes())
 		if err != nil {
 			return runner.Compiled{}, err
 		}
 		e.lane.Run.SetChannel(s.Peer, s.Channel, off)
 	}
-	return CompileSendRecv(p, op)
+	return CompileSendRecv(p, op, e.lane.Run.MessageBytes())
 }

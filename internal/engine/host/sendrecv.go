@@ -16,10 +16,10 @@ var stepOps = map[plan.Op]uint8{
 var spaces = map[plan.Space]int{plan.Input: runner.Input, plan.Output: runner.Output, plan.Scratch: runner.Scratch}
 
 // CompileSendRecv returns the program that carries out a sendrecv plan for calls like op. The runner's channels copy, so
-// bytes that a step overwrites were taken when they were sent: programs do not need [plan.Step.After].
-func CompileSendRecv(p plan.SendRecvPlan, op coll.Op) (runner.Compiled, error) {
+// bytes that a step overwrites were taken when they were sent: programs do not need [plan.Step.After]. A message has at most `longest` bytes.
+func CompileSendRecv(p plan.SendRecvPlan, op coll.Op, longest int) (runner.Compiled, error) {
 	out := runner.SendRecvProgram{Kind: op.Kind, Algorithm: p.Algorithm, Type: op.Type, Reduce: op.Reduce, Size: p.Size, Chunk: p.Chunk,
-		Pieces: p.Pieces, Cells: p.Cells, Sets: p.Sets(), Even: p.Even,
+		Pieces: p.Pieces, Cells: p.Cells, Sets: p.Sets(), Even: p.Even, Longest: longest,
 		InputBlocks: p.InputBlocks(), OutputBlocks: p.OutputBlocks()}
 	for _, s := range p.Steps {
 		out.Steps = append(out.Steps, runner.SendRecvStep{Op: stepOps[s.Op], Lag: s.Lag, Peer: s.Peer, Channel: s.Channel,
