@@ -45,17 +45,17 @@ func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []send
 	return list
 }
 
-// chunks returns the chunks with which an algorithm is tried: the longest one, and between hosts a shorter one, of which more are on the way at a
-// time.
+// chunks returns the chunks with which an algorithm is tried: the longest one, for which 0 stands, and between hosts one with messages that are as
+// short as on one host, so that ranks that pass on what they receive begin earlier.
 func (p *predictor) chunks(kind coll.Kind, name string) []int {
 	if p.shape.sharesMemory() {
 		return []int{0}
 	}
-	_, err := sendrecv.LongestChunk(kind, name, p.shape.place(name, 0, 0, 0), plan.MessageBytes)
+	short, err := sendrecv.LongestChunk(kind, name, p.shape.place(name, 0, 0, 0), plan.MessageBytes)
 	if err != nil {
 		return []int{0}
 	}
-	return []int{0}
+	return []int{0, short}
 }
 
 // priced reports whether an algorithm has prices at all.
@@ -117,13 +117,22 @@ func faster(list []sendRecvCandidate, bytes uint64, limit time.Duration, before 
 		}
 		return least[a] < least[b]
 	})
+	var price time.Duration // of the best one
 	for _, i := range order {
 		s := list[i]
-		if least[i] >= limit {
+		most := limit
+		if found && s.class.Algorithm == best.class.Algorithm { // of its chunks the longer one, unless the shorter one saves more than that
+			if s.class.Chunk > best.class.Chunk {
+				most = price + price/exact
+			} else {
+				most = price - price/exact
+			}
+		}
+		if least[i] >= most {
 			continue
 		}
-		if t := s.pricer.Price(bytes); t < limit {
-			best, limit, found = s, t, true
+		if t := s.pricer.Price(bytes); t < most {
+			best, price, limit, found = s, t, t, true
 			if s.class.Algorithm == before {
 				limit -= t / exact
 			}
@@ -132,5 +141,6 @@ func faster(list []sendRecvCandidate, bytes uint64, limit time.Duration, before 
 	return best, found
 }
 
-// exact is the reciprocal of the saving, 2 %, below which another plan is not chosen: prices are not more exact.
+// exact is the reciprocal of the saving, 2 %, below which another plan is not chosen: prices are not more exact. What a message costs a process
+// beside its bytes is hidden behind the link in a price, and not in time: so of two chunks the longer one is better where prices are alike.
 const exact = 50

@@ -154,7 +154,7 @@ func proveClass(t *testing.T, s *Selector, kind coll.Kind, c Class) {
 	for rank := range plans {
 		p, err := s.SendRecvPlan(kind, c, rank, s.shape.Size-1)
 		require.NoError(t, err)
-		if p.Largest() > plan.MessageBytes || p.Channels() > plan.ChannelsPerPair {
+		if p.Largest() > s.shape.messageBytes() || p.Channels() > plan.ChannelsPerPair {
 			t.Errorf("%v: %+v sends messages of %d bytes on %d channels", kind, c, p.Largest(), p.Channels())
 		}
 		plans[rank] = p
@@ -202,7 +202,7 @@ func TestWithoutAnyPriceThereIsAPlan(t *testing.T) {
 	}
 	list := s.Explain(coll.AllToAll, 1000)
 	for _, c := range list {
-		if !c.AtLeast || c.Predicted <= 0 || c.Chosen != (c.Algorithm == sendrecv.Pairwise) {
+		if !c.AtLeast || c.Predicted <= 0 || c.Chosen != (c.Algorithm == sendrecv.Pairwise && c.Chunk == plan.LongMessageBytes) {
 			t.Errorf("%+v: expected a lower bound, and pairwise as the choice", c)
 		}
 		if c.Algorithm == sendrecv.Direct && c.Why != "it has too many messages for a prediction; a rule can set it" {
