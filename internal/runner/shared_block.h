@@ -89,7 +89,7 @@ typedef struct scr_fifo {
 
 /* Powers of two; the longer one is that of two ranks of different hosts. */
 #define SCR_FIFO_BYTES (512 * 1024)
-#define SCR_LONG_FIFO_BYTES (2 * 1024 * 1024)
+#define SCR_LONG_FIFO_BYTES (4 * 1024 * 1024)
 
 /* Channels carry the messages of sendrecv plans. Each ordered pair of ranks has SCR_CHANNELS of them. Message n lies
  * in place n mod SCR_CHANNEL_PLACES. A channel lies in the writer's arena and only the writer writes it. */
