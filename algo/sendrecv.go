@@ -45,10 +45,10 @@ func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []send
 	return list
 }
 
-// chunks returns the chunks with which an algorithm is tried: the longest one, for which 0 stands, and between hosts one with messages that are as
+// chunks returns the chunks with which an algorithm is tried: the longest one, for which 0 stands, and where messages may be long, one with messages that are as
 // short as on one host, so that ranks that pass on what they receive begin earlier.
 func (p *predictor) chunks(kind coll.Kind, name string) []int {
-	if p.shape.sharesMemory() {
+	if !p.shape.HasLongMessages() {
 		return []int{0}
 	}
 	short, err := sendrecv.LongestChunk(kind, name, p.shape.place(name, 0, 0, 0), plan.MessageBytes)

@@ -25,12 +25,20 @@ type Shape struct {
 // sharesMemory reports whether all ranks share memory.
 func (s Shape) sharesMemory() bool { return !s.Apart }
 
+// HasLongMessages reports whether the channels of the group take messages of plan.LongMessageBytes. Their memory is reserved in each process for
+// each rank that it sends to, so the group has few ranks; and ranks that share memory pass on messages of that length slower than short ones.
+func (s Shape) HasLongMessages() bool {
+	return s.Apart && len(s.Hosts) == s.Size && s.Size <= mostLong
+}
+
+const mostLong = 8
+
 // messageBytes returns the length of the longest message of a channel.
 func (s Shape) messageBytes() int {
-	if s.sharesMemory() {
-		return plan.MessageBytes
+	if s.HasLongMessages() {
+		return plan.LongMessageBytes
 	}
-	return plan.LongMessageBytes
+	return plan.MessageBytes
 }
 
 // HostCount returns the number of hosts.

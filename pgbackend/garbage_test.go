@@ -24,8 +24,8 @@ const (
 	atWritten   = 0                         // of a fifo: bytes put into it
 	atFrames    = 128                       // of a fifo
 	frameHeader = 64
-	atMessage   = 128 + (128 + runner.ChannelMessage) // of a channel: its first message, in the second place
-	atBytes     = atMessage + 16                      // of a channel: the length of that message
+	atMessage   = 128 + (128 + 64<<10) // of a channel: its first message, in the second place
+	atBytes     = atMessage + 16       // of a channel: the length of that message
 )
 
 // atChannel returns where a shared block has the offset of its rank's first channel to another rank. atTaken returns where it has

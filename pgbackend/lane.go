@@ -59,7 +59,7 @@ func (g *Group) open(number runner.Lane, timeout time.Duration) (*runner.Group, 
 	fuses := number == runner.HostLane && g.buckets != nil
 	return openGroup(runner.Config{Rank: g.rank, Lane: number, Host: g.run, Timeout: timeout, Backoff: backoff(g.settings, g.crowdedHere(), g.apart()), FailureRank: g.failureRank(),
 		StreamBytes: streamBytes, Flights: g.flights, Stacks: g.RecordsStacks(), Timeline: g.timeline, Trace: env.Debug.Get(g.settings) >= env.Trace, Fuses: fuses,
-		Policy: policy, Peers: peers})
+		Geometry: g.geometry(), Policy: policy, Peers: peers})
 }
 
 // failureRank returns the rank whose shared block has the failure word: in a group over several hosts each rank has its own.

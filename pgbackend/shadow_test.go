@@ -108,7 +108,7 @@ func (h *hosts) replace(c *runner.Config) {
 		h.mu.Lock()
 		h.controls[[2]int{c.Rank, to}] = control
 		h.mu.Unlock()
-		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Own: own,
+		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Geometry: c.Geometry, Own: own,
 			Control: func(h *tcp.Header, payload []byte) error { return control.Load().take(h, payload) },
 			Stated:  func() { h.stated.Add(1) },
 			GaveUp:  runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: to, Message: fmt.Sprintf("rank %d gave up, see its log", to)}),

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sagecomm/algo"
+	"sagecomm/internal/runner"
 	"sagecomm/internal/topo"
 )
 
@@ -79,6 +80,14 @@ func processors() (list topo.CPUSet) {
 		}
 	}
 	return list
+}
+
+// geometry returns how long the group's messages and fifos may be.
+func (g *Group) geometry() runner.Geometry {
+	if g.shape().HasLongMessages() {
+		return runner.Long
+	}
+	return runner.Short
 }
 
 // shape returns the shape of the group.

@@ -5,7 +5,8 @@ package plan
 const (
 	// MessageBytes is the length of the longest message, in bytes, in a group on one host.
 	MessageBytes = 64 << 10
-	// LongMessageBytes is that in a group over hosts that share no memory: a connection takes few long messages faster than many short ones.
+	// LongMessageBytes is that in a group of few ranks of which no two share memory: a connection takes few long messages faster than many short
+	// ones.
 	LongMessageBytes = 512 << 10
 	// ChannelPlaces is how many messages a channel holds.
 	ChannelPlaces = 4

@@ -15,8 +15,7 @@ static inline bool scr_passes_directly(const scr_group *g, int32_t peer, uint64_
 }
 
 /* Makes sure that nothing is written any more to buffers that are expected to be written (scr_hooks.expect). It comes before an
- * operation fails.
- * Requires: the group is down, so that nothing new is expected. */
+ * operation fails. Other operations of the group get what comes through places and fifos. */
 void scr_forget_buffers(const scr_group *g);
 
 #endif

@@ -128,7 +128,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->stream_bytes = config->stream_bytes;
   g->policy = config->policy;
   g->trace = config->trace;
-  g->message_bytes = SCR_CHANNEL_BYTES;
+  g->message_bytes = config->message_bytes ? config->message_bytes : SCR_CHANNEL_BYTES;
   g->handle = generation << 32 | (uint64_t)(index + 1);
   atomic_store_explicit(&g->timeout_ns, config->timeout_ns, memory_order_relaxed);
   for (int32_t i = 0; i < g->size; i++) {
@@ -142,8 +142,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     void *bell = c->bell != NULL ? c->bell : (unsigned char *)c->arena + c->engine_bell;
     peer[i].engine_bell = (_Atomic uint32_t *)bell;
     peer[i].apart = c->bell != NULL;
-    if (peer[i].apart) g->message_bytes = SCR_LONG_CHANNEL_BYTES;
-    pair[i].fifo_bytes = peer[i].apart ? SCR_LONG_FIFO_BYTES : SCR_FIFO_BYTES;
+    pair[i].fifo_bytes = peer[i].apart && config->fifo_bytes ? config->fifo_bytes : SCR_FIFO_BYTES;
     peer[i].pair = c->pair;
     g->pairs = g->pairs || c->pair != 0;
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {

@@ -80,12 +80,12 @@ typedef struct scr_p2p_pair {
 
 /* The channels to and from one peer. Guarded by the drive lock. */
 typedef struct scr_channels {
-  uint64_t expected[SCR_CHANNELS]; /* number of the last message whose buffer was told to Go: direct.h */
   scr_channel *out[SCR_CHANNELS]; /* Go sets it before the first program that sends through it */
   const scr_channel *in[SCR_CHANNELS];
   uint64_t sent[SCR_CHANNELS];
   uint64_t taken_seen[SCR_CHANNELS]; /* lower bound of the messages that the peer has taken */
   uint64_t taken[SCR_CHANNELS];
+  uint64_t expected[SCR_CHANNELS]; /* number of the last message whose buffer was told to Go: direct.h */
 } scr_channels;
 
 #define SCR_BATCH_SHAPES 64
@@ -101,8 +101,8 @@ typedef struct scr_channels {
  * 3. queue_lock, and the locks of the pool of runs (run.c), of completed runs (engine.c) and of the table of groups
  *    (group.c). No other lock is taken while one of these is held.
  *
- * Go is entered without any of them, because a hook may wait for a lock of Go's. The hooks push and poll, which do not,
- * are called with the drive lock or p2p.lock. */
+ * Go is entered without any of them, because a hook may wait for a lock of Go's. The hooks of connections (push, poll, attend, send,
+ * expect, forget), which do not, are called with the drive lock or p2p.lock. */
 /* One lane of a group. The host lane stands for the group: its handle is the group's. */
 struct scr_group {
   alignas(SCR_LINE) _Atomic uint64_t word;

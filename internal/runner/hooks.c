@@ -12,7 +12,7 @@ void scrGoPush(uint64_t pair);
 int32_t scrGoPoll(uint64_t pair);
 void scrGoAttend(uint64_t pair, int32_t on);
 int32_t scrGoSend(uint64_t pair, scr_payload *p);
-void scrGoExpect(uint64_t pair, scr_payload *p);
+int32_t scrGoExpect(uint64_t pair, scr_payload *p);
 void scrGoForget(uint64_t pair, int32_t lane);
 void scrGoDone(uintptr_t ctx, int32_t status, sagecomm_error *err);
 
@@ -32,7 +32,7 @@ static void trace(uint64_t group, const sagecomm_op *op) { scrGoTrace(group, (sa
 
 static int32_t send(uint64_t pair, const scr_payload *p) { return scrGoSend(pair, (scr_payload *)(uintptr_t)p); }
 
-static void expect(uint64_t pair, const scr_payload *p) { scrGoExpect(pair, (scr_payload *)(uintptr_t)p); }
+static int32_t expect(uint64_t pair, const scr_payload *p) { return scrGoExpect(pair, (scr_payload *)(uintptr_t)p); }
 
 static void done(void *ctx, int32_t status, const sagecomm_error *err) {
   scrGoDone((uintptr_t)ctx, status, (sagecomm_error *)(uintptr_t)err);

@@ -46,7 +46,8 @@ type Pair interface {
 	// that comes before it is not sent yet.
 	Send(Payload) bool
 	// Expect lets a payload that is about to come be written to the buffer of a user, if it has not begun to come.
-	Expect(Payload)
+	// It reports whether there may be something to forget.
+	Expect(Payload) bool
 	// Forget ends what Expect began, for a lane: when it returns, nothing is written to buffers any more. It waits only while somebody
 	// handles what has come.
 	Forget(lane int)
@@ -196,10 +197,11 @@ func scrGoSend(pair C.uint64_t, p *C.scr_payload) C.int32_t {
 }
 
 //export scrGoExpect
-func scrGoExpect(pair C.uint64_t, p *C.scr_payload) {
-	if from := pairAt(uint64(pair)); from != nil {
-		from.Expect(payloadOf(p))
+func scrGoExpect(pair C.uint64_t, p *C.scr_payload) C.int32_t {
+	if from := pairAt(uint64(pair)); from != nil && from.Expect(payloadOf(p)) {
+		return 1
 	}
+	return 0
 }
 
 //export scrGoForget

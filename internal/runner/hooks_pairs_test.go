@@ -8,9 +8,9 @@ func (p *testPair) Push()       { p.pushed++ }
 func (p *testPair) Poll() bool  { return p.pushed > 0 }
 func (p *testPair) Attend(bool) {}
 
-func (p *testPair) Send(Payload) bool { return false }
-func (p *testPair) Expect(Payload)    {}
-func (p *testPair) Forget(int)        {}
+func (p *testPair) Send(Payload) bool   { return false }
+func (p *testPair) Expect(Payload) bool { return false }
+func (p *testPair) Forget(int)          {}
 
 // Numbers of pairs are used again, and a number that is not used calls nothing.
 func TestNumbersOfPairs(t *testing.T) {

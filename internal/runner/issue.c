@@ -107,7 +107,7 @@ static int32_t fail_here(scr_group *g, const sagecomm_op *op, int code, bool beg
   bool stays = begun && promote(g, op, work);
 #endif
   if (!stays) {
-    scr_forget_buffers(g);
+    if (begun) scr_forget_buffers(g);
     scr_note_finished(g, r, false);
   }
   atomic_fetch_add_explicit(&g->inside, 1, memory_order_seq_cst);

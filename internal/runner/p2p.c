@@ -80,8 +80,7 @@ static void arrive(scr_group *g, scr_run *r) {
 static void expect(const scr_group *g, scr_run *r, int32_t from) {
   if (!scr_passes_directly(g, from, r->bytes) || r->out.n != 1 || r->gate.words != NULL) return;
   scr_payload p = {.lane = g->lane, .channel = SCR_PIECE, .number = r->p2p.id, .data = r->out.list[0].data, .bytes = r->bytes};
-  r->p2p.expected = true;
-  scr_go.expect(g->peer[from].pair, &p);
+  r->p2p.expected = scr_go.expect(g->peer[from].pair, &p) != 0;
 }
 
 /* Matches a posted recv with a send. Returns 0 or an incident code. */
@@ -136,6 +135,8 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       if (pair->eager_received - pair->eager_released > SCR_EAGER_CREDIT) return SCR_INCIDENT_GARBAGE;
       /* fall through */
     case SCR_FRAME_ANNOUNCE:
+      if (SCR_UNLIKELY(g->peer[from].pair != 0) && f->type == SCR_FRAME_ANNOUNCE && scr_keyed_find(&pair->receiving, f->id))
+        return SCR_INCIDENT_GARBAGE; /* for a second time */
       r = posted_for(g, from, f->tag);
       if (r == NULL) return keep_unexpected(g, from, f, data);
       *culprit = r;
@@ -165,6 +166,7 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
 #endif
       if (SCR_UNLIKELY(r->gate.words != NULL)) scr_p2p_note_piece(r, r->p2p.moved, f->bytes);
       if (SCR_UNLIKELY(g->peer[from].pair != 0) && f->tag == SCR_DELIVERED) {
+        if (r->p2p.delivered != r->p2p.moved) return SCR_INCIDENT_GARBAGE; /* pieces came before the recv was matched */
         r->p2p.delivered += f->bytes;
       } else {
         move(&r->out, r->p2p.moved, (unsigned char *)(uintptr_t)data, f->bytes, false);
@@ -264,6 +266,8 @@ static bool push_out(scr_group *g, int32_t to, int64_t *budget) {
     moved = true;
     *budget -= FRAME_COST;
   }
+  /* A piece goes straight out of the buffer only when all before it is published and sent. */
+  if (SCR_UNLIKELY(g->peer[to].pair != 0) && pair->granted_head) moved |= scr_fifo_publish(g, to);
   while (pair->granted_head && *budget > 0) {
     scr_run *r = pair->granted_head;
     uint64_t most = scr_piece_bytes(pair->fifo_bytes), left = r->bytes - r->p2p.moved, n = left < most ? left : most;

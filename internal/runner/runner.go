@@ -54,7 +54,6 @@ const (
 	LargeSlots     = 4
 	LargeSlotBytes = 256 << 10
 	LargeStride    = 256 + LargeSlotBytes
-	LongFifoBytes  = C.SCR_LONG_FIFO_BYTES // of ranks of different hosts
 	FifoHeader     = 256
 	FailureBytes   = 4096
 	Records        = C.SCR_RECORDS
@@ -153,7 +152,8 @@ type Config struct {
 	Timeline    bool   // the group keeps events for TakeTrace
 	Trace       bool   // Handler.Trace is called for every operation
 	Fuses       bool   // Handler gathers collectives: see bucket.go
-	FailureRank int    // of the host lane: the rank whose shared block has the failure word: 0, or Rank where the ranks of the group share no memory
+	Geometry    Geometry
+	FailureRank int // of the host lane: the rank whose shared block has the failure word: 0, or Rank where the ranks of the group share no memory
 	Policy      Policy
 }
 
@@ -188,7 +188,7 @@ func OpenGroup(c Config) (*Group, error) {
 	config := C.scr_group_config{
 		rank: C.int32_t(c.Rank), size: C.int32_t(len(c.Peers)), lane: C.uint32_t(c.Lane), timeout_ns: C.int64_t(c.Timeout),
 		spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
-		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), fuses: C.bool(c.Fuses), failure_rank: C.int32_t(word), peers: (*C.scr_peer_config)(peers),
+		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), fuses: C.bool(c.Fuses), failure_rank: C.int32_t(word), message_bytes: C.uint64_t(c.Geometry.Message), fifo_bytes: C.uint64_t(c.Geometry.Fifo), peers: (*C.scr_peer_config)(peers),
 		policy: C.scr_policy{sync_ns: C.int64_t(c.Policy.Sync), sleep_ns: C.int64_t(c.Policy.Sleep), begin_bytes: C.uint64_t(c.Policy.BeginBytes),
 			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), gate_ns: C.int64_t(c.Policy.Gate), at_once_ns: C.int64_t(c.Policy.AtOnce)},
 	}

@@ -103,10 +103,10 @@ typedef struct scr_hooks {
    * whether the payload was taken: then the buffer may be overwritten. As push. */
   int32_t (*send)(uint64_t pair, const scr_payload *p);
   /* Lets a payload that is about to come be written straight to its buffer, if it has not begun to come. What was written so is
-   * marked in the place (scr_place.delivered) or the frame (SCR_DELIVERED). As push. */
-  void (*expect)(uint64_t pair, const scr_payload *p);
-  /* When it returns, nothing is written to the buffers any more that were expected for a lane. It waits only while
-   * a thread handles what has come, which waits for nothing. */
+   * marked in the place (scr_place.delivered) or the frame (SCR_DELIVERED). Returns whether there may be something to forget. As push. */
+  int32_t (*expect)(uint64_t pair, const scr_payload *p);
+  /* When it returns, nothing is written to the buffers any more that were expected for a lane; what comes goes through places and
+   * fifos, as if it had not been expected. It waits only while a thread handles what has come, which waits for nothing. */
   void (*forget)(uint64_t pair, int32_t lane);
 } scr_hooks;
 
@@ -230,6 +230,7 @@ typedef struct scr_group_config {
   /* Of the host lane, whose word the device lane uses: the rank whose shared block has the failure word. 0, or this rank
    * where the ranks of the group share no memory (docs/protocol.md, section 16). */
   int32_t failure_rank;
+  uint64_t message_bytes, fifo_bytes; /* of the longest message of a channel, and of fifos to ranks of other hosts; 0: the shorter ones */
   scr_policy policy;
   const scr_peer_config *peers;
 } scr_group_config;

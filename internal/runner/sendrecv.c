@@ -63,7 +63,8 @@ bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uin
   const scr_channel *f = channel_between(g, from, to, channel);
   if (f == NULL) return false;
   uint64_t taken = atomic_load_explicit(taken_word(g, to, from, channel), memory_order_acquire);
-  uint64_t there = atomic_load_explicit(&f->sent, memory_order_acquire) - taken;
+  /* `taken` may be ahead: a message that went straight out of a buffer is published behind that. */
+  int64_t there = (int64_t)(atomic_load_explicit(&f->sent, memory_order_acquire) - taken);
   return room ? there < SCR_CHANNEL_PLACES : there > 0;
 }
 

@@ -58,15 +58,6 @@ const (
 	StepCopy       = C.SCR_STEP_COPY
 )
 
-// Sizes of channels, from shared_block.h. A channel between ranks of different hosts has LongChannelBytes.
-const (
-	ChannelMessage     = 64 << 10  // bytes of the longest message, in a group on one host
-	LongChannelMessage = 512 << 10 // in a group over several hosts
-	ChannelPlaces      = 4         // messages that a channel holds
-	Channels           = 4         // channels from one rank to another
-	LongChannelBytes   = 128 + ChannelPlaces*(128+LongChannelMessage)
-)
-
 // SendRecvProgram describes a sendrecv program to NewSendRecvProgram.
 type SendRecvProgram struct {
 	Kind         coll.Kind

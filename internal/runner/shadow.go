@@ -129,14 +129,14 @@ type Place struct {
 	Data               []byte  // room for the longest message
 }
 
-// PlaceOf returns the place of a message of the channel at an address, of a group over several hosts.
-func PlaceOf(channel unsafe.Pointer, number uint64) Place {
+// PlaceOf returns the place of a message of the channel at an address.
+func (g Geometry) PlaceOf(channel unsafe.Pointer, number uint64) Place {
 	c := (*C.scr_channel)(channel)
-	p := unsafe.Add(unsafe.Pointer(c), C.sizeof_scr_channel+number%ChannelPlaces*uint64(C.scr_channel_stride(LongChannelMessage)))
+	p := unsafe.Add(unsafe.Pointer(c), C.sizeof_scr_channel+number%ChannelPlaces*uint64(C.scr_channel_stride(C.uint64_t(g.Message))))
 	s := (*C.scr_place)(p)
 	return Place{word64(unsafe.Pointer(&s.filled)), (*uint64)(unsafe.Pointer(&s.hash)), (*uint64)(unsafe.Pointer(&s.bytes)), (*uint64)(unsafe.Pointer(&s.block)),
 		(*uint64)(unsafe.Pointer(&s.delivered)),
-		unsafe.Slice((*byte)(unsafe.Add(p, C.SCR_CHANNEL_DATA)), LongChannelMessage)}
+		unsafe.Slice((*byte)(unsafe.Add(p, C.SCR_CHANNEL_DATA)), int(g.Message))}
 }
 
 // SentOf returns the count of messages of the channel at an address.

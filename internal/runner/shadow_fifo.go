@@ -31,8 +31,7 @@ const Line = C.SCR_LINE
 const (
 	EagerBytes  = C.SCR_EAGER_BYTES
 	EagerCredit = C.SCR_EAGER_CREDIT
-	PieceBytes  = LongFifoBytes / 8 // scr_piece_bytes
-	Delivered   = C.SCR_DELIVERED   // the Tag of a FrameData of a shadow whose payload lies in the buffer of the recv already
+	Delivered   = C.SCR_DELIVERED // the Tag of a FrameData of a shadow whose payload lies in the buffer of the recv already
 	frameHeader = C.SCR_FRAME_HEADER
 )
 
@@ -55,21 +54,24 @@ func (w Words) Released(from int) *atomic.Uint64 {
 }
 
 // Fifo is the memory of a fifo.
-type Fifo struct{ c *C.scr_fifo }
+type Fifo struct {
+	c     *C.scr_fifo
+	bytes uint64
+}
 
 // FifoAt returns the fifo at an address.
-func FifoAt(p unsafe.Pointer) Fifo { return Fifo{(*C.scr_fifo)(p)} }
+func (g Geometry) FifoAt(p unsafe.Pointer) Fifo { return Fifo{(*C.scr_fifo)(p), g.Fifo} }
 
 // Written returns the number of bytes that were put into the fifo.
 func (f Fifo) Written() *atomic.Uint64 { return word64(unsafe.Pointer(&f.c.written)) }
 
 // at returns the memory of position n, which counts bytes as Written does.
 func (f Fifo) at(n uint64) unsafe.Pointer {
-	return unsafe.Add(unsafe.Pointer(f.c), C.sizeof_scr_fifo+n%LongFifoBytes)
+	return unsafe.Add(unsafe.Pointer(f.c), C.sizeof_scr_fifo+n%f.bytes)
 }
 
 // Rest returns the number of bytes from a position to the end of the fifo, where no frame is cut.
-func (f Fifo) Rest(n uint64) uint64 { return LongFifoBytes - n%LongFifoBytes }
+func (f Fifo) Rest(n uint64) uint64 { return f.bytes - n%f.bytes }
 
 // Frame is the header of a frame.
 type Frame struct {
@@ -87,7 +89,7 @@ func (f Fifo) Frame(n, written uint64) (h Frame, size uint64, err error) {
 	if h.Kind == FrameWrap {
 		size = f.Rest(n)
 	}
-	if !bool(C.scr_frame_fits(C.uint32_t(c._type), C.uint64_t(h.Bytes), C.uint64_t(h.Total), C.uint64_t(written-n), C.uint64_t(f.Rest(n)), LongFifoBytes)) || c.dtype > 0xff {
+	if !bool(C.scr_frame_fits(C.uint32_t(c._type), C.uint64_t(h.Bytes), C.uint64_t(h.Total), C.uint64_t(written-n), C.uint64_t(f.Rest(n)), C.uint64_t(f.bytes))) || c.dtype > 0xff {
 		err = fmt.Errorf("a frame of kind %d with %d bytes of %d at %d, where %d bytes are written", h.Kind, h.Bytes, h.Total, n, written)
 	}
 	return h, size, err

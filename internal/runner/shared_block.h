@@ -87,7 +87,7 @@ typedef struct scr_fifo {
   alignas(SCR_LINE) unsigned char data[];
 } scr_fifo;
 
-/* Powers of two; the longer one is that of two ranks of different hosts. */
+/* Powers of two. A group over several hosts may have the longer ones between them. */
 #define SCR_FIFO_BYTES (512 * 1024)
 #define SCR_LONG_FIFO_BYTES (4 * 1024 * 1024)
 
@@ -95,7 +95,7 @@ typedef struct scr_fifo {
  * in place n mod SCR_CHANNEL_PLACES. A channel lies in the writer's arena and only the writer writes it. */
 #define SCR_CHANNELS 4
 #define SCR_CHANNEL_PLACES 4
-/* The longest message, in a group on one host and in one over several hosts. */
+/* The longest message. A group over several hosts may have the longer ones. */
 #define SCR_CHANNEL_BYTES (64 * 1024)
 #define SCR_LONG_CHANNEL_BYTES (512 * 1024)
 

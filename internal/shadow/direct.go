@@ -63,9 +63,9 @@ func (f *outFifo) endsWith(from, to uint64) bool {
 }
 
 // Expect implements runner.Pair. Only who reads for the runner, and waits for nothing, can be asked to stop (Forget): so not within TLS.
-func (p *Pair) Expect(m runner.Payload) {
+func (p *Pair) Expect(m runner.Payload) bool {
 	if !p.Link.Plain() {
-		return
+		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,26 +74,37 @@ func (p *Pair) Expect(m runner.Payload) {
 		if l.in.expected == nil {
 			l.in.expected = map[uint64]*expected{}
 		}
-		l.in.expected[m.Number] = &expected{data: m.Data}
-		return
+		if l.in.expected[m.Number] == nil { // the remote rank has announced it twice, else
+			l.in.expected[m.Number] = &expected{data: m.Data}
+		}
+		return true
 	}
 	c := &l.channels[m.Channel]
 	if c.came < m.Number {
 		c.expected, c.next = expected{hash: m.Hash, block: m.Block, data: m.Data}, m.Number
 	}
+	return true
 }
 
 // placeOf returns where the payload of a message goes: to the buffer that waits for it, or into the shadow.
 // Requires: the lock.
-func (c *channel) placeOf(h *tcp.Header) []byte {
+func (p *Pair) placeOf(c *channel, h *tcp.Header) []byte {
 	e := &c.expected
-	c.direct = c.next == h.Number && e.hash == h.Hash && e.block == h.Block && len(e.data) == int(h.Bytes)
-	if !c.direct {
-		return runner.PlaceOf(c.in, h.Number).Data[:h.Bytes:h.Bytes]
+	if c.next == h.Number && e.hash == h.Hash && e.block == h.Block && len(e.data) == int(h.Bytes) {
+		c.direct = e.data
+		return e.data
 	}
-	data := e.data
-	*e = expected{}
-	return data
+	return p.Geometry.PlaceOf(c.in, h.Number).Data[:h.Bytes:h.Bytes]
+}
+
+// arrived takes note that a message has come, and forgets the buffer: it may be unmapped soon, and its addresses be used for memory of Go.
+// Requires: the lock.
+func (c *channel) arrived(h *tcp.Header, place *runner.Place) {
+	if c.direct != nil {
+		*place.Delivered = h.Number
+	}
+	c.direct, c.place[0], c.expected = nil, nil, expected{}
+	c.came = h.Number
 }
 
 // placeOf is that of a frame of the fifo that lies at f.at.
@@ -140,7 +151,8 @@ func (p *Pair) Forget(lane int) {
 	}
 }
 
-// divert returns the place in the shadow for the rest of a payload that is being read to a buffer of this pair's lane, else nil.
+// divert returns the place in the shadow for the rest of a payload that is being read to a buffer of this pair's lane, else nil. What has come of
+// it goes there too, so that the frame is whole: it may be another operation's than the one that fails.
 func (p *Pair) divert(lane int, h *tcp.Header, rest int) [][]byte {
 	if h.Group != p.Group || int(h.From) != p.To || int(h.To) != p.Rank || int(h.Lane) != lane {
 		return nil
@@ -148,16 +160,19 @@ func (p *Pair) divert(lane int, h *tcp.Header, rest int) [][]byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := &p.lanes[lane]
-	var place []byte
-	switch c := &l.channels[h.Channel]; {
-	case h.Kind == tcp.Message && c.direct:
-		c.direct = false
-		place = runner.PlaceOf(c.in, h.Number).Data[:h.Bytes]
+	var from, to []byte
+	switch {
+	case h.Kind == tcp.Message && int(h.Channel) < runner.Channels && l.channels[h.Channel].direct != nil:
+		c := &l.channels[h.Channel]
+		from, to = c.direct, p.Geometry.PlaceOf(c.in, h.Number).Data[:h.Bytes]
+		c.direct, c.place[0] = nil, nil
 	case h.Kind == tcp.Data && l.in.direct != nil:
-		l.in.direct = nil
-		place = l.in.fifo.Payload(l.in.at, uint64(h.Bytes))
+		from, to = l.in.direct.data[l.in.direct.at:], l.in.fifo.Payload(l.in.at, uint64(h.Bytes))
+		l.in.direct, l.in.place[0] = nil, nil
 	default:
 		return nil
 	}
-	return [][]byte{place[len(place)-rest:]}
+	came := len(to) - rest
+	copy(to[:came], from)
+	return [][]byte{to[came:]}
 }

@@ -11,12 +11,11 @@ import (
 // The p2p operations of a pair: the pumps mirror the fifos of docs/protocol.md, section 8, frame for frame. All frames of a lane go over the
 // connection of channel 0.
 
-// What may be untold of what this rank has read, and of eager bytes that its recvs have matched, before the remote rank is told. The sum of
-// the first one and of the longest wait of a writer is far below the length of a fifo.
-const (
-	mostUnread     = runner.LongFifoBytes / 4
-	mostUnreleased = 32 << 10
-)
+// mostUnreleased is what may be untold of eager bytes that the recvs of this rank have matched, before the remote rank is told.
+const mostUnreleased = 32 << 10
+
+// mostUnread is what may be untold of what this rank has read. The sum of it and of the longest wait of a writer is far below the length of a fifo.
+func (p *Pair) mostUnread() uint64 { return p.Geometry.Fifo / 4 }
 
 // outFifo is the way of what this rank has written. Who has the turn to push changes it.
 type outFifo struct {
@@ -63,11 +62,11 @@ func (p *Pair) pushFifo(number int) (moved bool, err error) {
 	l := &p.lanes[number]
 	f := &l.out
 	if offset := f.offset.Load(); !f.found && offset != 0 {
-		at, err := p.find("fifo", offset, runner.FifoHeader+runner.LongFifoBytes)
+		at, err := p.find("fifo", offset, uint64(p.Geometry.FifoMemory()))
 		if err != nil {
 			return false, err
 		}
-		f.fifo, f.found = runner.FifoAt(at), true
+		f.fifo, f.found = p.Geometry.FifoAt(at), true
 	}
 	if f.found {
 		own := f.fifo
@@ -90,7 +89,7 @@ func (p *Pair) pushFifo(number int) (moved bool, err error) {
 	}
 	h := p.header(tcp.Credit)
 	h.Lane, h.Taken, h.Block = uint8(number), l.in.read.Load(), l.in.released.Load()
-	if h.Taken-f.read >= mostUnread || h.Block-f.released >= mostUnreleased {
+	if h.Taken-f.read >= p.mostUnread() || h.Block-f.released >= mostUnreleased {
 		read, released := f.read, f.released
 		f.read, f.released, moved = h.Taken, h.Block, true
 		if err = p.bare(p.connection(number, 0), &h); err != nil {
@@ -161,7 +160,7 @@ func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
 	if rest < need {
 		f.at += rest
 	}
-	if read := f.read.Load(); f.at+need-read > runner.LongFifoBytes {
+	if read := f.read.Load(); n > p.Geometry.PieceBytes() || f.at+need-read > p.Geometry.Fifo {
 		return nil, p.wrong(h, "%d bytes, after %d have come and %d were read", n, f.written, read)
 	}
 	if n == 0 {
@@ -176,6 +175,7 @@ func (p *Pair) acceptP2P(on int, h *tcp.Header) ([][]byte, error) {
 // Requires: the lock.
 func (p *Pair) storeP2P(h *tcp.Header) {
 	l := &p.lanes[h.Lane]
+	l.in.place[0] = nil
 	news := raise(l.out.credit, h.Block)
 	news = raise(l.out.room, h.Taken) || news
 	if kind, is := kindOf[h.Kind]; is {

@@ -16,6 +16,12 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
+// Of runner.Short: PieceBytes, and Pair.mostUnread.
+const (
+	pieceBytes = 64 << 10
+	mostUnread = 128 << 10
+)
+
 // writer writes a fifo in the place of the runner, by the rules of docs/protocol.md, section 8.
 type writer struct {
 	e       *end
@@ -27,21 +33,21 @@ type writer struct {
 
 // newWriter makes the fifo of a lane behind the shared blocks and the channel of the arena.
 func newWriter(e *end, lane int) *writer {
-	offset := fifoAt + uint64(lane*fifoBytes)
+	offset := fifoAt + uint64(lane*int(fifoOf(runner.Short)))
 	e.pair.lanes[lane].own.Fifo(e.pair.To).Store(offset)
-	return &writer{e: e, lane: lane, fifo: runner.FifoAt(unsafe.Add(e.own.Arena, offset))}
+	return &writer{e: e, lane: lane, fifo: runner.Short.FifoAt(unsafe.Add(e.own.Arena, offset))}
 }
 
 func (w *writer) put(t *testing.T, f runner.Frame, payload []byte) {
 	t.Helper()
 	need := uint64(64 + (len(payload)+63)/64*64)
 	begins := w.written
-	if rest := runner.LongFifoBytes - begins%runner.LongFifoBytes; rest < need {
+	if rest := runner.Short.Fifo - begins%runner.Short.Fifo; rest < need {
 		begins += rest
 	}
 	words := w.e.pair.lanes[w.lane].shadow
 	deadline := time.Now().Add(soon)
-	for begins+need-words.Read(w.e.pair.Rank).Load() > runner.LongFifoBytes ||
+	for begins+need-words.Read(w.e.pair.Rank).Load() > runner.Short.Fifo ||
 		f.Kind == runner.FrameEager && w.eager+f.Bytes-words.Released(w.e.pair.Rank).Load() > runner.EagerCredit {
 		require.True(t, time.Now().Before(deadline), "no room")
 		runtime.Gosched()
@@ -104,7 +110,7 @@ func randomFrame(random *rand.Rand, id uint64) (runner.Frame, []byte) {
 	case runner.FrameAnnounce:
 		f.Total, f.Type, f.Tag = random.Uint64(), uint8(random.IntN(12)), int32(random.Uint32())
 	case runner.FrameData:
-		most, f.Total = runner.PieceBytes, random.Uint64()
+		most, f.Total = pieceBytes, random.Uint64()
 	}
 	n := 0
 	if most > 0 {
@@ -190,11 +196,11 @@ func TestFifoWrapsAnywhere(t *testing.T) {
 	if testing.Short() {
 		step = 37
 	}
-	const units = 2 + runner.PieceBytes/64 // one more than the longest frame
+	const units = 2 + pieceBytes/64 // one more than the longest frame
 	id := uint64(0)
 	for rest := uint64(1); rest <= units; rest += step {
-		moveTo(a, b, w, r, (id+1)*runner.LongFifoBytes-64*rest)
-		for _, n := range []int{runner.PieceBytes, 100, 0} {
+		moveTo(a, b, w, r, (id+1)*runner.Short.Fifo-64*rest)
+		for _, n := range []int{pieceBytes, 100, 0} {
 			id++
 			payload := bytes.Repeat([]byte{byte(id)}, n)
 			f := runner.Frame{Kind: runner.FrameData, ID: id, Total: uint64(n), Bytes: uint64(n)}
@@ -206,10 +212,10 @@ func TestFifoWrapsAnywhere(t *testing.T) {
 		require.Equal(t, w.written, b.pair.lanes[0].in.fifo.Written().Load(), "%d bytes to the end", 64*rest)
 	}
 	for rest := uint64(1); rest <= units; rest += step { // the frame that wraps is the short one
-		moveTo(a, b, w, r, (id+1)*runner.LongFifoBytes-64*rest)
+		moveTo(a, b, w, r, (id+1)*runner.Short.Fifo-64*rest)
 		for _, n := range []int{int(rest) * 64, max(0, int(rest)*64-65)} {
 			id++
-			n = min(n, runner.PieceBytes)
+			n = min(n, pieceBytes)
 			f := runner.Frame{Kind: runner.FrameData, ID: id, Total: uint64(n), Bytes: uint64(n)}
 			w.put(t, f, make([]byte, n))
 			got, _ := r.take(t)
@@ -275,8 +281,8 @@ func TestScribbledFifo(t *testing.T) {
 	}{
 		{0, 0, 0, 64}, {9, 0, 0, 64}, {runner.FrameData, 64, 64, 64}, {runner.FrameData, 1 << 40, 1 << 40, 64}, {runner.FrameWrap, 0, 0, 64},
 		{runner.FrameEager, 8193, 8193, 16 << 10}, {runner.FrameEager, 64, 65, 128}, {runner.FrameAnnounce, 64, 64, 128}, {runner.FrameGrant, 64, 0, 128},
-		{runner.FrameData, 64<<10 + 1, 1 << 20, 128 << 10}, {runner.FrameData, 0, 64, 64}, {runner.FrameGrant, 0, 0, runner.LongFifoBytes + 64},
-		{runner.FrameWrap, runner.LongFifoBytes - 64, 0, runner.LongFifoBytes},
+		{runner.FrameData, 64<<10 + 1, 1 << 20, 128 << 10}, {runner.FrameData, 0, 64, 64}, {runner.FrameGrant, 0, 0, runner.Short.Fifo + 64},
+		{runner.FrameWrap, runner.Short.Fifo - 64, 0, runner.Short.Fifo},
 	} {
 		a, b := pairOfEnds(t)
 		w := newWriter(a, 0)

@@ -48,7 +48,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, input []byte) {
 		own, free := newOwn(t, 1)
 		defer free()
-		p, err := newPair(Config{Link: b.pair.Link, Group: 5, Rank: 1, To: 0, Size: 2, Own: own, Control: func(*tcp.Header, []byte) error { return nil }}, a.pair.Peer().Apart)
+		p, err := newPair(Config{Link: b.pair.Link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own, Control: func(*tcp.Header, []byte) error { return nil }}, a.pair.Peer().Apart)
 		require.NoError(t, err)
 		defer func() {
 			p.unread()
@@ -82,7 +82,7 @@ func FuzzFrames(f *testing.F) {
 			}
 			for n := range p.lanes {
 				in := &p.lanes[n].in
-				require.LessOrEqual(t, in.written-p.lanes[n].own.Read(0).Load(), uint64(runner.LongFifoBytes))
+				require.LessOrEqual(t, in.written-p.lanes[n].own.Read(0).Load(), uint64(runner.Short.Fifo))
 			}
 		}
 	})

@@ -17,6 +17,7 @@ type Config struct {
 	Link           *tcp.Link
 	Group          uint64 // number of the group, which all of its processes know
 	Rank, To, Size int    // the rank of this process, the remote rank, of a group of that size
+	Geometry       runner.Geometry
 	Own            runner.Peer
 	GaveUp         []byte      // the failure record of the remote rank if it gives up in the rendezvous (runner.EncodeFailure)
 	Lost           func(error) // called when the link is lost before the remote rank has left
@@ -29,15 +30,18 @@ type Config struct {
 }
 
 // memoryOf returns the length of the memory of a pair: for each lane a shared block, and the channels and the fifo from the remote rank.
-func memoryOf(size int) int64 {
-	return int64(runner.Lanes) * (runner.SharedBlockBytes(size) + channelsBytes + fifoBytes)
+func memoryOf(size int, g runner.Geometry) int64 {
+	return int64(runner.Lanes) * (runner.SharedBlockBytes(size) + channelsOf(g) + fifoOf(g))
 }
 
-const (
-	page          = 4096
-	channelsBytes = (runner.Channels*runner.LongChannelBytes + page - 1) / page * page // of one lane
-	fifoBytes     = (runner.FifoHeader + runner.LongFifoBytes + page - 1) / page * page
-)
+const page = 4096
+
+// channelsOf and fifoOf return the memory of the channels and of the fifo of one lane.
+func channelsOf(g runner.Geometry) int64 { return pages(runner.Channels * g.ChannelBytes()) }
+
+func fifoOf(g runner.Geometry) int64 { return pages(g.FifoMemory()) }
+
+func pages(bytes int64) int64 { return (bytes + page - 1) / page * page }
 
 // Pair is one rank of this process and one remote rank.
 type Pair struct {
@@ -104,12 +108,12 @@ type channel struct {
 
 	expected expected // the buffer of message next
 	next     uint64
-	direct   bool // the payload of the message that is being read goes to a buffer
+	direct   []byte // the buffer to which the payload goes that is being read; nil: it goes into the shadow
 }
 
 // newPair makes the shadow, whose engine has the bell of the pump.
 func newPair(c Config, bell runner.Bell) (*Pair, error) {
-	memory, err := mapPrivate(memoryOf(c.Size))
+	memory, err := mapPrivate(memoryOf(c.Size, c.Geometry))
 	if err != nil {
 		return nil, err
 	}
@@ -129,16 +133,16 @@ func newPair(c Config, bell runner.Bell) (*Pair, error) {
 		l.left, l.detached = l.own.Left(), l.shadow.Detached(c.Rank)
 		for k := range l.channels {
 			h := &l.channels[k]
-			h.in = unsafe.Add(p.shadow.Arena, at+int64(k)*runner.LongChannelBytes)
+			h.in = unsafe.Add(p.shadow.Arena, at+int64(k)*c.Geometry.ChannelBytes())
 			h.at, h.taken, h.room = l.own.Channel(c.To, k), l.own.Taken(c.To, k), l.shadow.Taken(c.Rank, k)
-			l.shadow.Channel(c.Rank, k).Store(uint64(at + int64(k)*runner.LongChannelBytes))
+			l.shadow.Channel(c.Rank, k).Store(uint64(at + int64(k)*c.Geometry.ChannelBytes()))
 		}
-		at += channelsBytes
+		at += channelsOf(c.Geometry)
 		l.out.offset, l.out.room, l.out.credit = l.own.Fifo(c.To), l.shadow.Read(c.Rank), l.shadow.Released(c.Rank)
 		l.in.read, l.in.released = l.own.Read(c.To), l.own.Released(c.To)
-		l.in.fifo = runner.FifoAt(unsafe.Add(p.shadow.Arena, at))
+		l.in.fifo = c.Geometry.FifoAt(unsafe.Add(p.shadow.Arena, at))
 		l.shadow.Fifo(c.Rank).Store(uint64(at))
-		at += fifoBytes
+		at += fifoOf(c.Geometry)
 	}
 	return p, nil
 }

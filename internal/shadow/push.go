@@ -281,14 +281,14 @@ func (p *Pair) pushChannel(number, k int) (moved bool, err error) {
 	l := &p.lanes[number]
 	c := &l.channels[k]
 	if offset := c.at.Load(); c.out == nil && offset != 0 {
-		if c.out, err = p.find("channel", offset, runner.LongChannelBytes); err != nil {
+		if c.out, err = p.find("channel", offset, uint64(p.Geometry.ChannelBytes())); err != nil {
 			return false, err
 		}
 	}
 	if c.out != nil {
 		for {
 			next := c.sent.Load() + 1
-			place := runner.PlaceOf(c.out, next)
+			place := p.Geometry.PlaceOf(c.out, next)
 			if place.Filled.Load() != next {
 				break
 			}

@@ -17,16 +17,16 @@ func TestPushSendsWithoutThePumpAndDoesNotWait(t *testing.T) {
 	a, b := pairThatSleeps(t)
 	host := &a.pair.lanes[runner.HostLane]
 	const frames = 4
-	fifo := runner.FifoAt(unsafe.Add(a.own.Arena, fifoAt))
+	fifo := runner.Short.FifoAt(unsafe.Add(a.own.Arena, fifoAt))
 	host.own.Fifo(1).Store(fifoAt)
 	put := func(at uint64, id uint64) uint64 {
-		data := fifo.Payload(at, runner.PieceBytes)
+		data := fifo.Payload(at, pieceBytes)
 		for i := range data {
 			data[i] = byte(id)
 		}
-		fifo.Put(at, runner.Frame{Kind: runner.FrameData, Bytes: runner.PieceBytes, Total: runner.PieceBytes, ID: id})
-		fifo.Written().Store(at + runner.FrameBytes(runner.PieceBytes))
-		return at + runner.FrameBytes(runner.PieceBytes)
+		fifo.Put(at, runner.Frame{Kind: runner.FrameData, Bytes: pieceBytes, Total: pieceBytes, ID: id})
+		fifo.Written().Store(at + runner.FrameBytes(pieceBytes))
+		return at + runner.FrameBytes(pieceBytes)
 	}
 	bell := a.pair.Peer().Apart
 	heard := bell.Read()
@@ -82,9 +82,10 @@ func TestPushTakesBackWhatIsNotSent(t *testing.T) {
 	h := a.pair.header(tcp.Data)
 	h.Group++
 	full := 0
+	const piece = 8 << 10 // a longer one is not tried where the kernel has little room
 	require.Eventually(t, func() bool { // the rest of a frame goes out meanwhile, if there is room
-		h.Number, h.Hash = 1, runner.PieceBytes
-		taken, err := a.pair.Link.Push(on, &h, make([]byte, runner.PieceBytes))
+		h.Number, h.Hash = 1, piece
+		taken, err := a.pair.Link.Push(on, &h, make([]byte, piece))
 		require.NoError(t, err)
 		full++
 		if taken {
@@ -95,7 +96,7 @@ func TestPushTakesBackWhatIsNotSent(t *testing.T) {
 	host := &a.pair.lanes[runner.HostLane]
 	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
 	host.own.Channel(1, 0).Store(offset)
-	place := runner.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
+	place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
 	*place.Bytes = 8
 	place.Filled.Store(1)
 	heard := a.pair.Peer().Apart.Read()
@@ -115,7 +116,7 @@ func TestWhoPollsSendsWhatWasNotSent(t *testing.T) {
 		host := &a.pair.lanes[runner.HostLane]
 		offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
 		host.own.Channel(1, 0).Store(offset)
-		place := runner.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
+		place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
 		*place.Bytes = 8
 		place.Filled.Store(1)
 		a.pair.Attend(true)

@@ -49,10 +49,13 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 		if taken := c.taken.Load(); h.Number != c.came+1 || h.Number > taken+runner.ChannelPlaces {
 			return nil, p.wrong(h, "number %d, after %d have come and %d were taken", h.Number, c.came, taken)
 		}
+		if uint64(h.Bytes) > p.Geometry.Message {
+			return nil, p.wrong(h, "%d bytes, at most %d are sent", h.Bytes, p.Geometry.Message)
+		}
 		if h.Bytes == 0 {
 			return nil, nil
 		}
-		c.place[0] = c.placeOf(h)
+		c.place[0] = p.placeOf(c, h)
 		p.placed |= 1 << on
 		return c.place[:], nil
 	case tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit:
@@ -82,13 +85,9 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 		news := raise(l.channels[k].room, h.Taken)
 		if h.Kind == tcp.Message {
 			news = true
-			place := runner.PlaceOf(l.channels[k].in, h.Number)
+			place := p.Geometry.PlaceOf(l.channels[k].in, h.Number)
 			*place.Hash, *place.Bytes, *place.Block = h.Hash, uint64(h.Bytes), h.Block
-			if l.channels[k].direct {
-				*place.Delivered = h.Number
-				l.channels[k].direct = false
-			}
-			l.channels[k].came = h.Number
+			l.channels[k].arrived(h, &place)
 			place.Filled.Store(h.Number)
 			runner.SentOf(l.channels[k].in).Store(h.Number)
 		}

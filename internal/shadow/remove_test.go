@@ -19,7 +19,7 @@ var barriers atomic.Int32
 func (e *end) barrier(t *testing.T, other *end, on int) {
 	t.Helper()
 	group := uint64(1000 + barriers.Add(1))
-	q, err := other.Add(Config{Link: other.pair.Link, Group: group, Rank: other.pair.Rank, To: other.pair.To, Size: 2, Own: other.own})
+	q, err := other.Add(Config{Link: other.pair.Link, Group: group, Rank: other.pair.Rank, To: other.pair.To, Size: 2, Geometry: runner.Short, Own: other.own})
 	require.NoError(t, err)
 	h := tcp.Header{Kind: tcp.Goodbye, Group: group, From: uint32(e.pair.Rank), To: uint32(e.pair.To), Number: 1}
 	require.NoError(t, e.pair.Link.Send(on, &h))
@@ -166,8 +166,8 @@ func fill(t *testing.T, a, b *end, on int) {
 func (e *end) publish(messages uint64) {
 	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
 	for n := uint64(1); n <= messages; n++ {
-		place := runner.PlaceOf(unsafe.Add(e.own.Arena, offset), n)
-		*place.Bytes = runner.LongChannelMessage
+		place := runner.Short.PlaceOf(unsafe.Add(e.own.Arena, offset), n)
+		*place.Bytes = runner.Short.Message
 		place.Filled.Store(n)
 	}
 	e.pair.lanes[runner.HostLane].own.Channel(e.pair.To, 0).Store(offset)
@@ -274,7 +274,7 @@ func TestNothingIsReadBehindARemove(t *testing.T) {
 			require.NoError(t, unix.Mprotect(unsafe.Slice((*byte)(a.own.Arena), a.own.Bytes), unix.PROT_NONE))
 			own, free := newOwn(t, 0)
 			t.Cleanup(free)
-			next, err := a.Add(Config{Link: a.pair.Link, Group: 6, Rank: 0, To: 1, Size: 2, Own: own})
+			next, err := a.Add(Config{Link: a.pair.Link, Group: 6, Rank: 0, To: 1, Size: 2, Geometry: runner.Short, Own: own})
 			require.NoError(t, err)
 			t.Cleanup(func() {
 				a.Remove(next)

@@ -85,7 +85,7 @@ func newEnd(t testing.TB, rank int) *end {
 // newOwn returns the place of the shared blocks of a rank of this process, in an arena of their own.
 func newOwn(t testing.TB, rank int) (own runner.Peer, free func()) {
 	t.Helper()
-	memory, err := unix.Mmap(-1, 0, int(fifoAt+2*fifoBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
+	memory, err := unix.Mmap(-1, 0, fifoAt+2*int(fifoOf(runner.Short)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
 	require.NoError(t, err)
 	own = runner.Peer{Arena: unsafe.Pointer(&memory[0]), Bytes: int64(len(memory)), Bell: 0}
 	for n := range own.Shared {
@@ -109,7 +109,7 @@ func pairOfEnds(t testing.TB, with ...func(*end)) (a, b *end) {
 		other := []*end{b, a}[rank]
 		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at}, handshake.Space{})
 		require.NoError(t, err)
-		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Own: e.own, GaveUp: []byte("the record"), Lost: func(error) {
+		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Own: e.own, GaveUp: []byte("the record"), Lost: func(error) {
 			if runner.WordsOf(unsafe.Add(e.own.Arena, e.own.Shared[runner.HostLane]), 2).Detached(1-rank).Load() == 0 {
 				e.late.Store(true)
 			}
@@ -341,7 +341,7 @@ func TestPump(t *testing.T) {
 	for n := uint64(1); n <= messages; n++ {
 		room := a.pair.lanes[runner.HostLane].shadow.Taken(0, 2)
 		require.Eventually(t, func() bool { return n <= room.Load()+runner.ChannelPlaces }, soon, time.Millisecond)
-		place := runner.PlaceOf(out, n)
+		place := runner.Short.PlaceOf(out, n)
 		copy(place.Data, "message")
 		place.Data[7] = byte(n)
 		*place.Hash, *place.Bytes, *place.Block = 100+n, 8, 200+n
@@ -349,7 +349,7 @@ func TestPump(t *testing.T) {
 		if n%2 == 0 {
 			a.pair.Peer().Apart.Ring()
 		}
-		got := runner.PlaceOf(in, n)
+		got := runner.Short.PlaceOf(in, n)
 		require.Eventually(t, func() bool { return got.Filled.Load() == n }, soon, time.Millisecond)
 		require.Equal(t, "message"+string(byte(n)), string(got.Data[:*got.Bytes]))
 		require.Equal(t, 100+n, *got.Hash)

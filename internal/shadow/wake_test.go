@@ -58,7 +58,7 @@ func TestWakesReachThePump(t *testing.T) {
 	a, b := pairThatSleeps(t)
 	host := &a.pair.lanes[runner.HostLane]
 	offset := uint64(fifoAt)
-	fifo := runner.FifoAt(unsafe.Add(a.own.Arena, offset))
+	fifo := runner.Short.FifoAt(unsafe.Add(a.own.Arena, offset))
 	host.own.Fifo(1).Store(offset)
 	for n := range uint64(3) {
 		fifo.Put(n*64, runner.Frame{Kind: runner.FrameGrant, ID: n})
@@ -72,7 +72,7 @@ func TestWakesReachThePump(t *testing.T) {
 	offset = uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
 	host.own.Channel(1, 0).Store(offset)
 	for n := uint64(1); n <= runner.ChannelPlaces; n++ {
-		place := runner.PlaceOf(unsafe.Add(a.own.Arena, offset), n)
+		place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), n)
 		*place.Bytes = 8
 		place.Filled.Store(n)
 		host.shadow.Wake(0, a.pair.Peer().Apart)

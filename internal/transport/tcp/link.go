@@ -299,7 +299,7 @@ func (l *Link) Divert(on int, where func(h *Header, rest int) [][]byte) {
 	r := &l.conns[on].receiving
 	r.Lock()
 	defer r.Unlock()
-	if r.rest == 0 || r.dropped || r.over {
+	if r.rest == 0 || r.dropped || r.over || r.failed != nil {
 		return
 	}
 	if to := where(&r.header, r.rest); to != nil {

@@ -44,7 +44,7 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 	r.bufs = append(r.bufs[:0], r.payload[:min(len(r.payload), mostSegments)]...)
 	if len(r.payload) <= mostSegments {
 		next := r.intake[r.to:]
-		if r.rest >= longPayload { // then intake is empty; the next payload is probably long as well, and is to go to its place
+		if r.rest > 0 && r.header.Bytes >= longPayload { // then intake is empty; the next payload is probably long as well, and is to go to its place
 			next = next[:HeaderBytes]
 		}
 		r.bufs = append(r.bufs, next)
@@ -86,7 +86,7 @@ func (e *frameError) Unwrap() error { return e.error }
 var ErrDrop = errors.New("nobody here waits for it any more")
 
 // errSum is the error of a frame that the network, or a host, has damaged.
-var errSum = errors.New("the checksum of a frame is wrong: the network or a host damages data")
+var errSum = errors.New("the checksum of a frame is wrong: the network or a host damages data, or a program writes to a buffer that is being sent")
 
 // handle handles n bytes that were read: first those of a payload, then those in intake.
 func (c *conn) handle(n int) (frames int, err error) {

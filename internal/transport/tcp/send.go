@@ -75,6 +75,9 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	if err := c.tryFlush(); err != nil || len(s.rest) > 0 {
 		return false, err
 	}
+	if h.Bytes >= longPayload && !c.hasRoom() {
+		return false, nil // before the checksum takes time
+	}
 	bufs := c.encode(h, payload)
 	defer clear(s.bufs)
 	n, err := c.writeSome(bufs)
@@ -88,6 +91,15 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	s.rest = s.kept
 	c.sent.Store(c.link.now())
 	return true, nil
+}
+
+// hasRoom reports whether the kernel takes something, or writing fails.
+func (c *conn) hasRoom() (is bool) {
+	failed := c.raw.Control(func(fd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
+		is = n != 0 || err != nil
+	})
+	return is || failed != nil
 }
 
 // tryFlush gives the kernel what it takes of the rest of a frame.
