@@ -82,7 +82,7 @@ func TestPushTakesBackWhatIsNotSent(t *testing.T) {
 	h := a.pair.header(tcp.Data)
 	h.Group++
 	full := 0
-	const piece = 8 << 10 // a longer one is not tried where the kernel has little room
+	const piece = 8 << 10               // a longer one is not tried where the kernel has little room
 	require.Eventually(t, func() bool { // the rest of a frame goes out meanwhile, if there is room
 		h.Number, h.Hash = 1, piece
 		taken, err := a.pair.Link.Push(on, &h, make([]byte, piece))
