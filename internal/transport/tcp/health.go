@@ -61,20 +61,31 @@ func (l *Link) look(now time.Time, late bool) error {
 		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
 			return fmt.Errorf("%w (%v)", errUnacknowledged, waited.Round(100*time.Millisecond))
 		}
-		if !c.sending.TryLock() {
-			continue
-		}
-		err = c.tryFlush()
 		idle := time.Duration(l.now()-c.sent.Load()) >= l.node.config.Timing.Beat
-		if err == nil && k.queued <= mostUnsent && idle && len(c.sending.rest) == 0 {
-			err = c.write(&Header{Kind: Heartbeat}, nil)
-		}
-		c.sending.Unlock()
-		if err != nil {
+		if err := c.beat(idle && k.queued <= mostUnsent); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// beat sends what is left of a frame and, where nothing else waits, a heartbeat if one is due.
+func (c *conn) beat(due bool) (err error) {
+	beat := &Header{Kind: Heartbeat}
+	if c.out != nil {
+		if due && c.out.empty() {
+			_, err = c.queue(beat, nil, false)
+		}
+		return err
+	}
+	if !c.sending.TryLock() {
+		return nil
+	}
+	defer c.sending.Unlock()
+	if err = c.tryFlush(); err == nil && due && len(c.sending.rest) == 0 {
+		err = c.write(beat, nil)
+	}
+	return err
 }
 
 // kernelState is what the kernel says of a connection.
