@@ -159,8 +159,8 @@ func (a *arbiter) leave(g servedGroup) {
 	}
 }
 
-// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped. Within TLS a link may wait for
-// its peer: then the goroutine ends when the link returns.
+// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped. Where a link does not return, the
+// goroutine ends when it does.
 func (a *arbiter) close() {
 	a.mu.Lock()
 	a.over, a.queue = true, nil

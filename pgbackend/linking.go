@@ -116,7 +116,7 @@ func (g *Group) checkHosts() error {
 	if !g.members[0].HasSecret && len(g.secret) != len(handshake.Key{}) {
 		return fmt.Errorf("rank 0 wrote a secret of %d bytes into the store: expected %d", len(g.secret), len(handshake.Key{}))
 	}
-	return nil
+	return g.checkEncryption()
 }
 
 // machines reports whether loopback does not lead from each rank to all others.
@@ -134,10 +134,15 @@ func (g *Group) openLinks() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	secure, err := openEncryption(g.settings)
+	if err != nil {
+		return nil, err
+	}
+	key.files = secure.files
 	if job != nil {
 		key.secret = handshake.MAC(job, "sagecomm links, secret of the job")
 	}
-	if l.network, err = g.process.network(key, g.settings); err != nil {
+	if l.network, err = g.process.network(key, secure.config, g.settings); err != nil {
 		return nil, err
 	}
 	g.links = l
@@ -155,7 +160,7 @@ func (g *Group) openLinks() ([]byte, error) {
 // warnOfLinks warns of what protects links that leave the host, once in a job as a rule.
 func (g *Group) warnOfLinks() {
 	at := g.links.network.at[0].Addr()
-	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() {
+	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() || g.members[0].Encrypts {
 		return
 	}
 	joining := ""
@@ -340,7 +345,7 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Li
 		link = n.node.Await(ctx, id, firstDial)
 	}
 	for link == nil {
-		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !errors.Is(err, handshake.ErrRefused) {
+		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !refused(err) {
 			link = n.node.Await(ctx, id, otherWay)
 		}
 		if link == nil && (ctx.Err() != nil || !mayPass(err)) {
@@ -353,7 +358,13 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Li
 // mayPass reports whether another attempt to dial may succeed.
 func mayPass(err error) bool {
 	var network net.Error
-	return errors.As(err, &network) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, handshake.ErrRefused)
+	return errors.As(err, &network) && !errors.Is(err, unix.ECONNREFUSED) && !refused(err)
+}
+
+// refused reports whether one of the two processes does not accept the other one.
+func refused(err error) bool {
+	var certificate *tcp.CertificateError
+	return errors.Is(err, handshake.ErrRefused) || errors.As(err, &certificate)
 }
 
 // wait returns when the links are there, or one is not made. While that takes long it asks the store now and then for a key that only this rank
@@ -565,5 +576,9 @@ func (g *Group) describedLinks() string {
 			far = append(far, rank)
 		}
 	}
-	return fmt.Sprintf("links over TCP (%d processes, at %v): ranks %v", len(g.links.processes), g.links.network.at[0], far)
+	over := "TCP"
+	if g.members[0].Encrypts {
+		over = "TCP with TLS"
+	}
+	return fmt.Sprintf("links over %s (%d processes, at %v): ranks %v", over, len(g.links.processes), g.links.network.at[0], far)
 }

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"crypto/rand"
+	"crypto/tls"
 	"fmt"
 	"maps"
 	"net"
@@ -36,6 +37,7 @@ type networkKey struct {
 	host     string        // hostKey
 	secret   handshake.Key // by which processes prove that they belong to a job; zero: each group draws one
 	machines bool          // loopback does not lead to all other processes
+	files    [32]byte      // of encryption
 }
 
 // network is this process's end of links, with the listeners, and what crosses for its groups.
@@ -79,8 +81,9 @@ func newNetworks() networks {
 	return networks{newest: map[networkKey]*network{}, all: map[*network]bool{}, ending: map[*network]chan struct{}{}}
 }
 
-// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork.
-func (p *Process) network(key networkKey, settings *env.Settings) (*network, error) {
+// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork. secure is nil where they
+// are not encrypted.
+func (p *Process) network(key networkKey, secure *tls.Config, settings *env.Settings) (*network, error) {
 	all := &p.networks
 	if n := all.use(key); n != nil {
 		return n, nil
@@ -97,7 +100,7 @@ func (p *Process) network(key networkKey, settings *env.Settings) (*network, err
 	if n := all.use(key); n != nil {
 		return n, nil
 	}
-	n, err := p.newNetwork(key, at)
+	n, err := p.newNetwork(key, secure, at)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +194,7 @@ func (p *Process) closeNetworks() {
 	}
 }
 
-func (p *Process) newNetwork(key networkKey, at bootstrap.Endpoint) (*network, error) {
+func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.Endpoint) (*network, error) {
 	listeners, err := at.Open()
 	if err != nil {
 		return nil, err
@@ -211,7 +214,7 @@ func (p *Process) newNetwork(key networkKey, at bootstrap.Endpoint) (*network, e
 		return nil, fmt.Errorf("sagecomm: the ranks are on several machines, or in several network namespaces, and this process could only listen at %v: set SAGECOMM_SOCKET_IFNAME to a network that joins them", n.at[0].Addr())
 	}
 	_, _ = rand.Read(n.id[:]) // it does not fail
-	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, Receiver: n.set,
+	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set,
 		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
 		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
 	if err != nil {

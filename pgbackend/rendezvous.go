@@ -216,6 +216,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 func (m *member) draw(g *Group) {
 	m.Network, _ = procwatch.NetworkNamespace() // 0 without /proc: then all are taken to be in one
 	m.HasSecret = env.SecretFile.Get(g.settings) != ""
+	m.Encrypts = wantsEncryption(g.settings)
 	if g.rank != 0 || g.size == 1 {
 		return
 	}

@@ -104,7 +104,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	}
 	s, err := linkProtocol.Greet(c, name, key, deadline)
 	if err != nil {
-		return nil, nil, asCertificateError(err) // the other process judges the certificate of this one behind the handshake of TLS
+		return nil, nil, asCertificateError(err) // the other process verifies the certificate of this one behind the handshake of TLS
 	}
 	if err = c.SetDeadline(deadline); err != nil {
 		return nil, nil, err
