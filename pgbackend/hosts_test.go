@@ -473,6 +473,6 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.Nil(t, at.Find)
 	settings, err = env.Resolve(nil, map[string]string{"socket_ifname": "lo"})
 	require.NoError(t, err)
-	_, err = Get().network(networkKey{host: "test", machines: true}, settings)
+	_, err = Get().network(networkKey{host: "test", machines: true}, settings, nil)
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
 }

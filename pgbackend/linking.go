@@ -34,7 +34,7 @@ const (
 	linkLimit     = time.Minute            // until all links of a group are there
 	firstDial     = 300 * time.Millisecond // how long the process with the higher identity waits for the other one to dial
 	otherWay      = 2 * time.Second        // how long a process that cannot dial waits for the other one, which perhaps can
-	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links may take before it looks for signals,
+	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links, or for a name server, may take before it looks for signals,
 	linkingSlices = 100 * time.Millisecond // and how often it does so then
 )
 
@@ -126,18 +126,31 @@ func (g *Group) machines() bool {
 	})
 }
 
-// openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it.
-func (g *Group) openLinks() ([]byte, error) {
-	key := networkKey{host: networkName(g), machines: g.machines()}
+// openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
+// one that await takes.
+func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
+	shared := networkKey{host: networkName(g), machines: g.machines()}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {
 		return nil, err
 	}
 	if job != nil {
-		key.secret = handshake.MAC(job, "sagecomm links, secret of the job")
+		shared.secret = handshake.MAC(job, "sagecomm links, secret of the job")
 	}
-	if l.network, err = g.process.network(key, g.settings); err != nil {
+	find := func(find func() []netip.Addr) (found []netip.Addr, err error) {
+		done := make(chan struct{})
+		go func() {
+			defer recoverFrom("the address of links")
+			defer close(done)
+			found = find()
+		}()
+		if err := g.await(done, store, key); err != nil {
+			return nil, err
+		}
+		return found, nil
+	}
+	if l.network, err = g.process.network(shared, g.settings, find); err != nil {
 		return nil, err
 	}
 	g.links = l
@@ -171,7 +184,7 @@ func (g *Group) warnOfLinks() {
 func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.Duration, failed error) error {
 	var mine []byte
 	if failed == nil {
-		mine, failed = g.openLinks()
+		mine, failed = g.openLinks(store, fmt.Sprint(prefix, "/", g.rank))
 	}
 	limit = min(limit, addressLimit)
 	all, err := bootstrap.ExchangeOr(store, prefix, g.rank, g.size, limit, mine, failed)
@@ -356,27 +369,35 @@ func mayPass(err error) bool {
 	return errors.As(err, &network) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, handshake.ErrRefused)
 }
 
-// wait returns when the links are there, or one is not made. While that takes long it asks the store now and then for a key that only this rank
-// writes, later: who interrupts waits for the store ends this one, too.
-func (l *linking) wait(store bootstrap.Store, key string) ([]*tcp.Link, error) {
+// await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the store now and then for a
+// key that only this rank writes, later: who interrupts waits for the store ends this one, too.
+func (g *Group) await(done <-chan struct{}, store bootstrap.Store, key string) error {
 	for slice := linkingQuiet; ; slice = linkingSlices {
 		select {
-		case <-l.done:
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if l.failed != nil {
-				return nil, l.failed
-			}
-			return l.links, nil
+		case <-done:
+			return nil
 		case <-time.After(slice):
 		}
-		if dead := l.g.life.dead(); len(dead) > 0 {
-			return nil, l.g.diedMeanwhile(dead[0])
+		if dead := g.life.dead(); len(dead) > 0 {
+			return g.diedMeanwhile(dead[0])
 		}
 		if _, err := store.Get(key, 0); err != nil && !errors.Is(err, bootstrap.ErrTimeout) {
-			return nil, err
+			return err
 		}
 	}
+}
+
+// wait returns when the links are there, or one is not made. The key is one that await takes.
+func (l *linking) wait(store bootstrap.Store, key string) ([]*tcp.Link, error) {
+	if err := l.g.await(l.done, store, key); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		return nil, l.failed
+	}
+	return l.links, nil
 }
 
 // end gives up what is not there yet. Links that are lost later are the group's.

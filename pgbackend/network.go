@@ -79,18 +79,22 @@ func newNetworks() networks {
 	return networks{newest: map[networkKey]*network{}, all: map[*network]bool{}, ending: map[*network]chan struct{}{}}
 }
 
-// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork.
-func (p *Process) network(key networkKey, settings *env.Settings) (*network, error) {
+// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork. await calls what finds
+// the address of this process, which may ask a name server, and returns early where the caller cannot wait.
+func (p *Process) network(key networkKey, settings *env.Settings, await func(func() []netip.Addr) ([]netip.Addr, error)) (*network, error) {
 	all := &p.networks
 	if n := all.use(key); n != nil {
 		return n, nil
 	}
-	at, err := p.linkEndpoint(settings, key.machines) // may ask a name server
+	at, err := p.linkEndpoint(settings, key.machines)
 	if err != nil {
 		return nil, err
 	}
 	if at.Find != nil {
-		at.Addresses, at.Find = at.Find(), nil
+		if at.Addresses, err = await(at.Find); err != nil {
+			return nil, err
+		}
+		at.Find = nil
 	}
 	all.opening.Lock() // another group of this process may open it at the same time
 	defer all.opening.Unlock()
