@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -33,6 +32,7 @@ import (
 const (
 	linkLimit     = time.Minute            // until all links of a group are there
 	firstDial     = 300 * time.Millisecond // how long the process with the higher identity waits for the other one to dial
+	noWayLimit    = 10 * time.Second       // how long a process is dialed to which no network leads
 	otherWay      = 2 * time.Second        // how long a process that cannot dial waits for the other one, which perhaps can
 	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links, or for a name server, may take before it looks for signals,
 	linkingSlices = 100 * time.Millisecond // and how often it does so then
@@ -334,7 +334,7 @@ func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
 	status, text := coll.System, strings.TrimPrefix(why.Error(), "sagecomm: ")
 	var lost *tcp.LostError
 	switch {
-	case errors.As(why, &lost), errors.Is(why, unix.ECONNREFUSED), errors.Is(why, unix.ECONNRESET), errors.Is(why, io.EOF):
+	case errors.As(why, &lost), everywhere(why, isAny(unix.ECONNREFUSED, unix.ECONNRESET, io.EOF)):
 		status, text = coll.PeerFailure, closedByPeer+": "+text
 	case errors.Is(why, context.DeadlineExceeded):
 		status, text = coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets"
@@ -346,27 +346,22 @@ func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
 	return f
 }
 
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody answers who refuses.
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses.
 func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
+	began := time.Now()
 	if bytes.Compare(n.id[:], id[:]) > 0 {
 		link = n.node.Await(ctx, id, firstDial)
 	}
 	for link == nil {
-		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !errors.Is(err, handshake.ErrRefused) {
+		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !everywhere(err, isAny(handshake.ErrRefused)) {
 			link = n.node.Await(ctx, id, otherWay)
 		}
-		if link == nil && (ctx.Err() != nil || !mayPass(err)) {
+		if link == nil && (ctx.Err() != nil || !mayPass(err, time.Since(began))) {
 			return nil, errors.Join(ctx.Err(), err)
 		}
 	}
 	return link, link.Err()
-}
-
-// mayPass reports whether another attempt to dial may succeed.
-func mayPass(err error) bool {
-	var network net.Error
-	return errors.As(err, &network) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, handshake.ErrRefused)
 }
 
 // await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the store now and then for a
