@@ -300,13 +300,19 @@ func (l *linking) fail(f *coll.Failure) {
 
 // lost is called when a link of this process is lost.
 func (l *linking) lost(link *tcp.Link, why error) {
-	l.mu.Lock()
-	i := slices.Index(l.links, link)
-	ended := l.ended
-	l.mu.Unlock()
-	if i >= 0 && !ended {
+	if i := l.process(link); i >= 0 {
 		l.fail(l.g.noLink(l.processes[i], why))
 	}
+}
+
+// process returns which process a link leads to, -1 for none, or if the group is made.
+func (l *linking) process(link *tcp.Link) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return -1
+	}
+	return slices.Index(l.links, link)
 }
 
 // askWhyUnlinked takes the reason of the rank at the end of a link that was lost, if it has given the group up before it ended.
