@@ -187,7 +187,7 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 		mine, failed = g.openLinks(store, fmt.Sprint(prefix, "/", g.rank))
 	}
 	limit = min(limit, addressLimit)
-	all, err := bootstrap.ExchangeOr(store, prefix, g.rank, g.size, limit, mine, failed)
+	all, err := bootstrap.ExchangeOr(store, prefix, g.rank, g.size, limit, mine, telling(failed))
 	var late *bootstrap.TimeoutError
 	switch {
 	case err == nil:
@@ -198,7 +198,7 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 	// Ranks of other hosts cannot see a death on this one.
 	for _, rank := range g.life.dead() {
 		if slices.Contains(late.Missing, rank) {
-			_ = bootstrap.Abandon(store, prefix, rank, g.diedMeanwhile(rank))
+			_ = bootstrap.Abandon(store, prefix, rank, telling(g.diedMeanwhile(rank)))
 		}
 	}
 	if len(g.life.dead()) > 0 || limit < addressLimit {
@@ -315,23 +315,26 @@ func (l *linking) process(link *tcp.Link) int {
 	return slices.Index(l.links, link)
 }
 
-// askWhyUnlinked takes the reason of the rank at the end of a link that was lost, if it has given the group up before it ended.
+// askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up before its process ended.
 func (g *Group) askWhyUnlinked(store bootstrap.Store, prefix string) {
 	lost := g.unlinked.Load()
 	if lost == nil {
 		return
 	}
-	reason := bootstrap.Abandoned(store, prefix, lost.Rank)
-	if reason == "" {
+	i := slices.IndexFunc(g.links.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lost.Rank) })
+	for _, rank := range g.links.processes[i].ranks {
+		told := bootstrap.Abandoned(store, prefix, rank)
+		if told == nil {
+			continue
+		}
+		f := g.failedRank(coll.System, rank)
+		if of := readTold(told.Detail); of != nil {
+			of.blame(f)
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank), strings.TrimPrefix(told.Reason, "sagecomm: "))
+		g.unlinked.Store(f)
 		return
 	}
-	f := *lost
-	f.Status = coll.System
-	if strings.Contains(reason, closedByPeer) {
-		f.Status = coll.PeerFailure
-	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(lost.Rank), strings.TrimPrefix(reason, "sagecomm: "))
-	g.unlinked.Store(&f)
 }
 
 // noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
