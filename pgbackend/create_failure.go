@@ -24,7 +24,7 @@ func CreateFailure(name string, err error) *coll.Failure {
 	case errors.As(err, &ranks):
 		f.Status = coll.System
 		if told := culprit(ranks.Failed); told != nil {
-			told.blame(f)
+			told.giveTo(f)
 		}
 	case errors.Is(err, bootstrap.ErrGone):
 		f.Status = coll.PeerFailure
@@ -86,8 +86,8 @@ func culprit(failed []bootstrap.RankFailure) (first *toldFailure) {
 	return first
 }
 
-// blame gives a failure the culprit. What went wrong there is another matter here, unless the culprit is lost or does not answer.
-func (t *toldFailure) blame(f *coll.Failure) {
+// giveTo gives a failure the culprit. What went wrong there is another matter here, unless the culprit is lost or does not answer.
+func (t *toldFailure) giveTo(f *coll.Failure) {
 	if t.Status == coll.PeerFailure || t.Status == coll.Timeout {
 		f.Status = t.Status
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
@@ -329,48 +326,12 @@ func (g *Group) askWhyUnlinked(store bootstrap.Store, prefix string) {
 		}
 		f := g.failedRank(coll.System, rank)
 		if of := readTold(told.Detail); of != nil {
-			of.blame(f)
+			of.giveTo(f)
 		}
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank), strings.TrimPrefix(told.Reason, "sagecomm: "))
 		g.unlinked.Store(f)
 		return
 	}
-}
-
-// noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
-func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
-	rank := to.ranks[0]
-	status, text := coll.System, strings.TrimPrefix(why.Error(), "sagecomm: ")
-	var lost *tcp.LostError
-	switch {
-	case errors.As(why, &lost), everywhere(why, isAny(unix.ECONNREFUSED, unix.ECONNRESET, io.EOF)):
-		status, text = coll.PeerFailure, closedByPeer+": "+text
-	case errors.Is(why, context.DeadlineExceeded):
-		status, text = coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets"
-	case errors.Is(why, handshake.ErrRefused) && !g.members[0].HasSecret:
-		text = "that process does not make the group any more: its log says why"
-	}
-	f := g.failedRank(status, rank)
-	f.Message = fmt.Sprintf("sagecomm: group %q: no link to %s: %s", g.name, g.who(rank), text)
-	return f
-}
-
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses.
-func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
-	id, n := tcp.Identity(to.at.ID), l.network
-	began := time.Now()
-	if bytes.Compare(n.id[:], id[:]) > 0 {
-		link = n.node.Await(ctx, id, firstDial)
-	}
-	for link == nil {
-		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !everywhere(err, isAny(handshake.ErrRefused)) {
-			link = n.node.Await(ctx, id, otherWay)
-		}
-		if link == nil && (ctx.Err() != nil || !mayPass(err, time.Since(began))) {
-			return nil, errors.Join(ctx.Err(), err)
-		}
-	}
-	return link, link.Err()
 }
 
 // await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the store now and then for a
