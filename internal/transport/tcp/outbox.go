@@ -28,8 +28,8 @@ func newOutbox() *outbox {
 	return o
 }
 
-// put adds a frame; its payload may be overwritten then. Where the outbox is full, or others wait for room, put waits or reports false. The
-// checksum of a frame is 0 within TLS.
+// put adds a frame; its payload may be overwritten then. Where the outbox is full, put waits, or reports false without wait; without wait it also
+// reports false where others wait for room. The checksum of a frame is 0 within TLS.
 func (o *outbox) put(h *Header, payload [][]byte, wait bool) (taken bool, err error) {
 	var head [HeaderBytes]byte
 	h.Encode(&head)

@@ -11,8 +11,8 @@ import (
 	"sagecomm/internal/handshake"
 )
 
-// TLS returns the settings of links that are encrypted, of texts in PEM: both ends show a certificate of the authorities. Names in certificates
-// do not count, because the handshake behind TLS proves who the ends are.
+// TLS returns the settings of links that are encrypted, from texts in PEM. Both ends show a certificate that one of the authorities issued. Names in
+// certificates do not count, because the handshake within TLS proves who the ends are.
 func TLS(certificate, key, authorities []byte) (*tls.Config, error) {
 	own, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
@@ -41,7 +41,7 @@ func TLS(certificate, key, authorities []byte) (*tls.Config, error) {
 			}
 			_, err := s.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: pool, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 			if err != nil {
-				return &CertificateError{"this process does not accept the certificate of the process there; give it a valid one of an authority in SAGECOMM_TLS_AUTHORITIES of this process", err}
+				return &CertificateError{"this process does not accept the certificate of the process there; give it a valid one that an authority in SAGECOMM_TLS_AUTHORITIES of this process issued", err}
 			}
 			return nil
 		},
@@ -59,10 +59,10 @@ func (e *CertificateError) Error() string { return fmt.Sprintf("%s: %v", e.text,
 
 func (e *CertificateError) Unwrap() error { return e.Why }
 
-// asCertificateError makes a CertificateError of what the other process has said about TLS, and leaves other errors alone.
+// asCertificateError makes a CertificateError of an alert that the other process has sent, and returns other errors as they are.
 func asCertificateError(err error) error {
 	if alert := (*net.OpError)(nil); errors.As(err, &alert) && alert.Op == "remote error" {
-		return &CertificateError{"the process there does not accept the certificate of this process, which has expired by its clock, or is of no authority in SAGECOMM_TLS_AUTHORITIES there", alert.Err}
+		return &CertificateError{"the process there does not accept the certificate of this process, which has expired by its clock, or which no authority in SAGECOMM_TLS_AUTHORITIES there issued", alert.Err}
 	}
 	return err
 }
