@@ -27,6 +27,7 @@ func (e *TimeoutError) Unwrap() error { return ErrTimeout }
 type RankFailure struct {
 	Rank   int
 	Reason string
+	Detail []byte // of a [Detailed] error; nil: none was given
 }
 
 // FailedError names the ranks that failed, with their reasons. Unless ranks are missing it is the same on every rank. It wraps
@@ -60,6 +61,16 @@ func (e *FailedError) Error() string {
 		fmt.Fprintf(&b, "; %s not arrived", ranks(e.Missing))
 	}
 	return b.String()
+}
+
+// Detail implements [Detailed]: a rank passes on what the first one has told that has told more than a text.
+func (e *FailedError) Detail() []byte {
+	for _, f := range e.Failed {
+		if f.Detail != nil {
+			return f.Detail
+		}
+	}
+	return nil
 }
 
 // ranks writes a rising list of ranks: "rank 3", "ranks 0-2, 5".

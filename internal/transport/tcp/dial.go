@@ -49,6 +49,9 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 
 // unlinked returns the error of a link that was not made.
 func unlinked(why error) error {
+	if refused := (*CertificateError)(nil); errors.As(why, &refused) {
+		return fmt.Errorf("sagecomm: %w", why)
+	}
 	if errors.Is(why, handshake.ErrRefused) {
 		return fmt.Errorf("sagecomm: the process there has another secret, or has closed the connection; "+
 			"set SAGECOMM_SECRET_FILE to files with the same secret on all ranks, or on none: %w", why)
@@ -92,7 +95,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 		}
 		secure := tls.Client(plain, n.config.TLS)
 		if err = secure.Handshake(); err != nil {
-			return nil, nil, err
+			return nil, nil, asCertificateError(err)
 		}
 		if key, err = bound(key, secure); err != nil {
 			return nil, nil, err
@@ -101,7 +104,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	}
 	s, err := linkProtocol.Greet(c, name, key, deadline)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, asCertificateError(err) // the other process verifies the certificate of this one behind the handshake of TLS
 	}
 	if err = c.SetDeadline(deadline); err != nil {
 		return nil, nil, err
