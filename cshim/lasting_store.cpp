@@ -179,12 +179,12 @@ StorePtr prefixed(const std::vector<std::string>& prefixes, StorePtr clone) {
   return clone;
 }
 
-// Returns the errand that has made the clone of a server for all groups. A clone that others use may have lost its server, and another server
-// may have come in its place. So it is asked first. The clone of this group's own may take any time, and that of others kLongest.
+// Returns the errand that has made the clone of a server for all groups. A clone may take any time. One that others use may have lost its server,
+// and another server may have come in its place. So it is asked first, for kLongest.
 ErrandPtr sharedCloneOf(const Server& server) {
   Shared& all = shared();
-  const auto deadline = Clock::now() + kLongest;
-  for (;;) {
+  constexpr int kMostTries = 3;
+  for (int tries = 1;; tries++) {
     ErrandPtr clone;
     bool mine = false;
     {
@@ -197,7 +197,7 @@ ErrandPtr sharedCloneOf(const Server& server) {
       }
     }
     try {
-      await(*clone, mine ? Clock::time_point::max() : deadline);
+      await(*clone, Clock::time_point::max());
       if (mine) {
         return clone;
       }
@@ -205,7 +205,7 @@ ErrandPtr sharedCloneOf(const Server& server) {
         clone->made.store->check({"sagecomm"});
         return clone->made;
       });
-      await(*asked, deadline);
+      await(*asked, Clock::now() + kLongest);
       return clone;
     } catch (...) {
       {
@@ -215,7 +215,7 @@ ErrandPtr sharedCloneOf(const Server& server) {
           all.clones.erase(server.name());
         }
       }
-      if (mine || Clock::now() >= deadline) {
+      if (mine || tries == kMostTries) {
         throw;
       }
     }

@@ -76,6 +76,8 @@ type arbiterConfig struct {
 	left func(member int) bool
 
 	closed func() // called once, behind the end of the arbiter; may be nil
+
+	info func(format string, args ...any) // logs; may be nil
 }
 
 // arbiter is a member of the verdict on a group over several hosts: it finds the first cause of its failure, the same on all survivors. A
@@ -398,6 +400,9 @@ func (a *arbiter) claim(record string) {
 	go func() {
 		value, err := a.ask(record)
 		limit.Stop()
+		if err != nil && a.info != nil {
+			a.info("the store takes no part in the decision about the first cause of a failure: %v", err)
+		}
 		a.push(func() {
 			answered = true
 			if err != nil {

@@ -54,13 +54,33 @@ func (e tellingError) Detail() []byte {
 	return text
 }
 
-// telling returns an error as a rank is to tell it.
+// telling returns an error as a rank is to tell it. What other ranks have told is passed on.
 func telling(err error) error {
 	var f *coll.Failure
-	if !errors.As(err, &f) || f.Rank < 0 {
-		return err
+	if errors.As(err, &f) && f.Rank >= 0 {
+		return tellingError{err, toldFailure{f.Status, f.Rank, f.PID, shorten(f.Host, mostName)}}
 	}
-	return tellingError{err, toldFailure{f.Status, f.Rank, f.PID, shorten(f.Host, mostName)}}
+	var ranks *bootstrap.FailedError
+	if errors.As(err, &ranks) {
+		if told := culprit(ranks.Failed); told != nil {
+			return tellingError{err, *told}
+		}
+	}
+	return err
+}
+
+// forgetOwnCulprit takes this rank out of what others have told: where two ranks have lost each other, each names the other one, and no rank is the
+// culprit of its own error.
+func (g *Group) forgetOwnCulprit(err error) {
+	var ranks *bootstrap.FailedError
+	if !errors.As(err, &ranks) {
+		return
+	}
+	for i := range ranks.Failed {
+		if told := readTold(ranks.Failed[i].Detail); told != nil && told.Rank == g.rank {
+			ranks.Failed[i].Detail = nil
+		}
+	}
 }
 
 // readTold returns what a rank has told, nil if that is nothing, or no rank tells it.

@@ -39,7 +39,9 @@ func TestCulpritCrossesInARound(t *testing.T) {
 				require.ErrorContains(t, f, c.text)
 				// It passes that on to those that come later.
 				require.NoError(t, bootstrap.Abandon(store, "next", rank, telling(err)))
-				if told := bootstrap.Abandoned(store, "next", rank); (readTold(told.Detail) == nil) != (c.rank < 0) || told.Reason != err.Error() {
+				told := bootstrap.Abandoned(store, "next", rank)
+				passed := readTold(told.Detail)
+				if (passed == nil) != (c.rank < 0) || passed != nil && passed.Rank != c.rank || told.Reason != err.Error() {
 					return fmt.Errorf("rank %d: %+v", rank, told)
 				}
 				return nil

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"os"
+	"time"
 
 	"sagecomm/internal/env"
 	"sagecomm/internal/transport/tcp"
@@ -25,29 +26,46 @@ func wantsEncryption(settings *env.Settings) bool {
 
 // openEncryption reads the files. It does so for each group, since certificates are renewed while a process runs.
 func openEncryption(settings *env.Settings) (e encryption, err error) {
-	files := [...]struct {
-		name, path string
-		text       []byte
-	}{{name: "SAGECOMM_TLS_CERTIFICATE", path: env.TLSCertificate.Get(settings)}, {name: "SAGECOMM_TLS_KEY", path: env.TLSKey.Get(settings)},
-		{name: "SAGECOMM_TLS_AUTHORITIES", path: env.TLSAuthorities.Get(settings)}}
 	if !wantsEncryption(settings) {
 		return e, nil
 	}
+	return encryptionOf(func() ([3][]byte, [sha256.Size]byte, error) { return readEncryption(settings) })
+}
+
+// encryptionOf reads again where a certificate and a key do not belong together: they may be being renewed, one after the other.
+func encryptionOf(read func() (texts [3][]byte, hash [sha256.Size]byte, err error)) (e encryption, err error) {
+	for try := 0; ; try++ {
+		before := e.files
+		var texts [3][]byte
+		if texts, e.files, err = read(); err != nil {
+			return encryption{}, err
+		}
+		if e.config, err = tcp.TLS(texts[0], texts[1], texts[2]); err == nil || try == 2 || try > 0 && e.files == before {
+			return e, err
+		}
+		time.Sleep(renewalTime)
+	}
+}
+
+// renewalTime is how long a renewal of the files may take.
+const renewalTime = 100 * time.Millisecond
+
+// readEncryption returns the contents of the three files, and a hash of them.
+func readEncryption(settings *env.Settings) (texts [3][]byte, hash [sha256.Size]byte, err error) {
 	all := sha256.New()
-	for i := range files {
-		f := &files[i]
+	for i, f := range [...]struct{ name, path string }{{"SAGECOMM_TLS_CERTIFICATE", env.TLSCertificate.Get(settings)}, {"SAGECOMM_TLS_KEY", env.TLSKey.Get(settings)},
+		{"SAGECOMM_TLS_AUTHORITIES", env.TLSAuthorities.Get(settings)}} {
 		if f.path == "" {
-			return e, fmt.Errorf("sagecomm: %s is not set, and TLS needs SAGECOMM_TLS_CERTIFICATE, SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES: set all three, or none", f.name)
+			return texts, hash, fmt.Errorf("sagecomm: %s is not set, and TLS needs SAGECOMM_TLS_CERTIFICATE, SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES: set all three, or none", f.name)
 		}
-		if f.text, err = os.ReadFile(f.path); err != nil {
-			return e, fmt.Errorf("sagecomm: %s: %w", f.name, err)
+		if texts[i], err = os.ReadFile(f.path); err != nil {
+			return texts, hash, fmt.Errorf("sagecomm: %s: %w", f.name, err)
 		}
-		sum := sha256.Sum256(f.text)
+		sum := sha256.Sum256(texts[i])
 		_, _ = all.Write(sum[:]) // it does not fail
 	}
-	all.Sum(e.files[:0])
-	e.config, err = tcp.TLS(files[0].text, files[1].text, files[2].text)
-	return e, err
+	all.Sum(hash[:0])
+	return texts, hash, nil
 }
 
 // checkEncryption refuses a group of which only some ranks encrypt. All ranks return the same.

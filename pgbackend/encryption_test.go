@@ -1,9 +1,11 @@
 package pgbackend
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -213,6 +215,42 @@ func TestSettingsOfTLS(t *testing.T) {
 	requireNoNetworks(t)
 }
 
+// Files that are read while they are being renewed are read again. What does not change is an error.
+func TestFilesThatAreBeingRenewed(t *testing.T) {
+	authority := newCertificates(t)
+	o, renewed := authority.options(t, time.Now().Add(time.Hour)), authority.options(t, time.Now().Add(time.Hour))
+	read := func(name string) []byte {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		return text
+	}
+	old, key, ca := read(o["tls_certificate"]), read(o["tls_key"]), read(o["tls_authorities"])
+	cert, newKey := read(renewed["tls_certificate"]), read(renewed["tls_key"])
+	for name, x := range map[string]struct {
+		reads [][3][]byte
+		fits  bool
+	}{
+		"at once":      {[][3][]byte{{old, key, ca}}, true},
+		"renewed":      {[][3][]byte{{cert, key, ca}, {cert, newKey, ca}}, true},
+		"later":        {[][3][]byte{{old, newKey, ca}, {cert, key, ca}, {cert, newKey, ca}}, true},
+		"does not fit": {[][3][]byte{{cert, key, ca}, {cert, key, ca}}, false},
+	} {
+		n := 0
+		e, err := encryptionOf(func() (texts [3][]byte, hash [sha256.Size]byte, err error) {
+			texts = x.reads[n]
+			n++
+			return texts, sha256.Sum256(bytes.Join(texts[:], nil)), nil
+		})
+		require.Equal(t, len(x.reads), n, name)
+		if x.fits {
+			require.NoError(t, err, name)
+			require.NotNil(t, e.config, name)
+		} else {
+			require.ErrorContains(t, err, "private key does not match", name)
+		}
+	}
+}
+
 // A certificate that is renewed in its file is used by the next group that is made.
 func TestRenewedCertificates(t *testing.T) {
 	eachAProcess(t)
@@ -236,5 +274,6 @@ func TestRenewedCertificates(t *testing.T) {
 	}
 	next := make()
 	require.NotSame(t, first.groups[0].links.network, next.groups[0].links.network)
+	require.True(t, first.groups[0].links.network.worn.Load(), "nobody is admitted by the older files")
 	next.each(func(g *Group) error { return asError(sum(g, 1000)) })
 }

@@ -140,17 +140,22 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 	if job != nil {
 		shared.secret = handshake.MAC(job, "sagecomm links, secret of the job")
 	}
-	find := func(find func() []netip.Addr) (found []netip.Addr, err error) {
-		done := make(chan struct{})
+	find := func(find func() []netip.Addr) ([]netip.Addr, error) {
+		done, found := make(chan struct{}), make(chan []netip.Addr, 1)
 		go func() {
 			defer recoverFrom("the address of links")
 			defer close(done)
-			found = find()
+			found <- find()
 		}()
 		if err := g.await(done, store, key); err != nil {
 			return nil, err
 		}
-		return found, nil
+		select {
+		case list := <-found:
+			return list, nil
+		default: // it has panicked
+			return nil, nil
+		}
 	}
 	if l.network, err = g.process.network(shared, secure.config, g.settings, find); err != nil {
 		return nil, err
@@ -330,7 +335,7 @@ func (g *Group) askWhyUnlinked(store bootstrap.Store, prefix string) {
 			continue
 		}
 		f := g.failedRank(coll.System, rank)
-		if of := readTold(told.Detail); of != nil {
+		if of := readTold(told.Detail); of != nil && of.Rank != g.rank {
 			of.giveTo(f)
 		}
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank), strings.TrimPrefix(told.Reason, "sagecomm: "))
@@ -404,7 +409,7 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	for i, p := range l.processes {
 		ranks[i], lowest[i] = p.ranks, p.ranks[0]
 	}
-	g.arbiter = l.network.join(arbiterConfig{number: l.number, size: g.size, lowest: lowest, self: l.self, store: store, key: g.keys + "/cause"}, ranks, links)
+	g.arbiter = l.network.join(arbiterConfig{info: g.info, number: l.number, size: g.size, lowest: lowest, self: l.self, store: store, key: g.keys + "/cause"}, ranks, links)
 	g.recause = func(run *runner.Group, f *coll.Failure) {
 		if !run.Recause(f) {
 			observe.Warn("group %q: no memory for the first cause of its failure, which other ranks have: %s", g.title(), strings.TrimPrefix(f.Message, "sagecomm: "))

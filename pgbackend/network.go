@@ -103,6 +103,7 @@ func (p *Process) network(key networkKey, secure *tls.Config, settings *env.Sett
 	if n := all.use(key); n != nil {
 		return n, nil
 	}
+	all.renewed(key)
 	n, err := p.newNetwork(key, secure, at)
 	if err != nil {
 		return nil, err
@@ -126,6 +127,20 @@ func (all *networks) use(key networkKey) *network {
 	n.users++
 	n.making++
 	return n
+}
+
+// renewed wears networks with older files for encryption: nobody is admitted by authorities that were replaced, and the port can be used again.
+func (all *networks) renewed(key networkKey) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for older, n := range all.newest {
+		same := older
+		same.files = key.files
+		if same == key && older != key && older.files != [32]byte{} && key.files != [32]byte{} {
+			n.worn.Store(true)
+			n.stopIfWorn()
+		}
+	}
 }
 
 // made takes note that a group is made, or will not be: it needs no further link.

@@ -153,7 +153,8 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	g.unlinked.Store(nil)
 	defer func() {
 		if failed != nil {
-			g.abandonTry(c.Store, try, g.behind(round), failed)
+			g.forgetOwnCulprit(failed)
+			g.abandonTry(c.Store, try, g.behind(round), g.bereaved(failed))
 			g.askWhyUnlinked(c.Store, g.keys+try+joinedRound)
 		}
 	}()

@@ -63,16 +63,6 @@ func (e *FailedError) Error() string {
 	return b.String()
 }
 
-// Detail implements [Detailed]: a rank passes on what the first one has told that has told more than a text.
-func (e *FailedError) Detail() []byte {
-	for _, f := range e.Failed {
-		if f.Detail != nil {
-			return f.Detail
-		}
-	}
-	return nil
-}
-
 // ranks writes a rising list of ranks: "rank 3", "ranks 0-2, 5".
 func ranks(list []int) string {
 	if len(list) == 1 {

@@ -85,6 +85,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	}()
 	deadline, _ := ctx.Deadline()
 	c = plain
+	limit := &bounded{Conn: plain, left: -1}
 	if n.config.TLS != nil {
 		if _, err = linkProtocol.Greet(plain, name, key, deadline); err != nil {
 			return nil, nil, err
@@ -93,7 +94,8 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 		if err = plain.SetDeadline(deadline); err != nil {
 			return nil, nil, err
 		}
-		secure := tls.Client(plain, n.config.TLS)
+		limit.left = maxBetween // who has the secret, and no certificate, is not read for longer
+		secure := tls.Client(limit, n.config.TLS)
 		if err = secure.Handshake(); err != nil {
 			return nil, nil, asCertificateError(err)
 		}
@@ -106,6 +108,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	if err != nil {
 		return nil, nil, asCertificateError(err) // the other process verifies the certificate of this one behind the handshake of TLS
 	}
+	limit.left = -1
 	if err = c.SetDeadline(deadline); err != nil {
 		return nil, nil, err
 	}

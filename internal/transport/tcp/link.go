@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -299,8 +300,12 @@ func (l *Link) PollData() (came bool) {
 		if err != nil {
 			l.lose(err)
 		}
-		if busy && !came { // the other one may need this processor
+		switch {
+		case came || !busy:
+		case c.plain: // the other one may need this processor
 			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		default: // a goroutine is to read and another one to write
+			runtime.Gosched()
 		}
 	}
 	return came

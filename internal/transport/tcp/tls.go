@@ -18,11 +18,15 @@ func TLS(certificate, key, authorities []byte) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE and SAGECOMM_TLS_KEY: %w", err)
 	}
+	leaf, err := x509.ParseCertificate(own.Certificate[0]) // own.Leaf may be left out, by a setting of GODEBUG
+	if err != nil {
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE: %w", err)
+	}
 	switch now := time.Now(); {
-	case now.Before(own.Leaf.NotBefore):
-		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE: the certificate is valid from %v on: set the clock of this host, or use another one", own.Leaf.NotBefore)
-	case now.After(own.Leaf.NotAfter):
-		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE: the certificate has expired at %v: use another one", own.Leaf.NotAfter)
+	case now.Before(leaf.NotBefore):
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE: the certificate is valid from %v on: set the clock of this host, or use another one", leaf.NotBefore)
+	case now.After(leaf.NotAfter):
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE: the certificate has expired at %v: use another one", leaf.NotAfter)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(authorities) {
@@ -62,7 +66,7 @@ func (e *CertificateError) Unwrap() error { return e.Why }
 // asCertificateError makes a CertificateError of an alert that the other process has sent, and returns other errors as they are.
 func asCertificateError(err error) error {
 	if alert := (*net.OpError)(nil); errors.As(err, &alert) && alert.Op == "remote error" {
-		return &CertificateError{"the process there does not accept the certificate of this process, which has expired by its clock, or which no authority in SAGECOMM_TLS_AUTHORITIES there issued", alert.Err}
+		return &CertificateError{"the process there does not accept the certificate of this process: by its clock it is not valid now, no authority in SAGECOMM_TLS_AUTHORITIES there issued it, or an intermediate certificate is missing", alert.Err}
 	}
 	return err
 }

@@ -295,7 +295,7 @@ func TestBothWaysAreFullWithinTLS(t *testing.T) {
 	}
 }
 
-// Heartbeats go on within TLS, and a cut is found: nothing is acknowledged.
+// Heartbeats go on within TLS.
 func TestHeartbeatsWithinTLS(t *testing.T) {
 	noLeaks(t)
 	settings := newAuthority(t).settings(t)
