@@ -11,6 +11,7 @@
 #include <thread>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include <c10/util/Type.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -27,19 +28,26 @@ namespace sagecomm {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Clock = std::chrono::steady_clock;
 
+struct Errand;
+using ErrandPtr = std::shared_ptr<Errand>;
+
+// What has come of an errand.
+struct Made {
+  StorePtr store; // null: the errand has failed
+  ErrandPtr clone; // which the store uses and other groups share; null: none
+};
+
 // Errand is a call in a store on a thread of its own. Where the store's server is dead or stopped, the call returns after minutes or never, so
 // whoever waits for it may give it up; then the thread drops what has come of it.
 struct Errand {
   std::mutex mutex;
   std::condition_variable ended;
   bool done = false;
-  StorePtr store; // what the call has returned; null: it failed
+  Made made;
   std::string why;
 };
 
 namespace {
-
-using ErrandPtr = std::shared_ptr<Errand>;
 
 // Once the process ends, nothing is given back.
 template <typename T>
@@ -51,18 +59,18 @@ void giveBack(T& what) {
   what = nullptr;
 }
 
-void carryOut(ErrandPtr errand, std::function<StorePtr()> call) {
-  StorePtr store;
+void carryOut(ErrandPtr errand, std::function<Made()> call) {
+  Made made;
   char why[512] = "";
   try {
-    store = call();
+    made = call();
   } catch (...) {
     explainCurrent(why, sizeof why);
   }
   giveBack(call); // which may hold the user's store
   {
     std::lock_guard<std::mutex> lock(errand->mutex);
-    errand->store = std::move(store);
+    errand->made = std::move(made);
     errand->why = why;
     errand->done = true;
   }
@@ -70,7 +78,7 @@ void carryOut(ErrandPtr errand, std::function<StorePtr()> call) {
   giveBack(errand);
 }
 
-ErrandPtr begin(std::function<StorePtr()> call) {
+ErrandPtr begin(std::function<Made()> call) {
   auto errand = std::make_shared<Errand>();
   std::thread(carryOut, errand, std::move(call)).detach();
   return errand;
@@ -88,13 +96,36 @@ Shared& shared() {
   return *all;
 }
 
-// What claim() and release() take.
+// What claim() and release() take: the clone within the prefixes of the given store, or the errand that makes it.
 struct Claimer {
-  ErrandPtr shared; // null: nobody else has the clone
-  StorePtr store; // the clone within the prefixes of the given store
+  StorePtr store;
+  ErrandPtr errand; // null: store is there
 };
 
-constexpr std::chrono::seconds kLongest{10}; // all ranks of a group wait for the slowest clone
+constexpr std::chrono::seconds kLongest{10}; // for a clone that the caller, or another group, waits for
+
+// Waits until an errand has succeeded. Throws where it has failed or the deadline is over. look, if given, is called every 20 ms, and may throw.
+void await(Errand& errand, Clock::time_point deadline, const std::function<void()>& look = nullptr) {
+  const auto pause = look ? Clock::duration(std::chrono::milliseconds(20)) : Clock::duration(std::chrono::hours(1));
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(errand.mutex);
+      errand.ended.wait_until(lock, std::min(deadline, Clock::now() + pause), [&] { return errand.done; });
+      if (errand.done && errand.made.store) {
+        return;
+      }
+      if (errand.done) {
+        throw std::runtime_error(errand.why);
+      }
+    }
+    if (look) {
+      look();
+    }
+    if (Clock::now() >= deadline) {
+      throw std::runtime_error("the server of the store did not answer in time");
+    }
+  }
+}
 
 // Reads what a PrefixStore has no function for.
 struct Prefix : c10d::PrefixStore {
@@ -103,13 +134,92 @@ struct Prefix : c10d::PrefixStore {
   }
 };
 
-// Returns a clone within the prefixes of a store. Torch's cast of an intrusive_ptr leaks the reference where the type is another one.
-StorePtr prefixed(const StorePtr& as, const StorePtr& clone) {
-  auto* const outer = dynamic_cast<c10d::PrefixStore*>(as.get());
-  if (outer == nullptr) {
-    return clone;
+// A store of torch's, of which only the way to its server is known: who makes a clone of it later does not keep the user's store alive.
+struct Server {
+  std::string host;
+  c10d::TCPStoreOptions options;
+  std::vector<std::string> prefixes; // the outermost one first
+
+  std::string name() const {
+    return host + " " + std::to_string(options.port);
   }
-  return c10::make_intrusive<c10d::PrefixStore>(Prefix::of(*outer), prefixed(outer->getUnderlyingStore(), clone));
+
+  StorePtr connect() const {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  }
+};
+
+Server serverOf(const c10d::TCPStore& store, std::vector<std::string> prefixes) {
+  Server server{store.getHost(), {}, std::move(prefixes)};
+  server.options.port = store.getPort();
+  server.options.waitWorkers = false;
+  server.options.timeout = store.getTimeout();
+  server.options.useLibUV = store.isLibUvBackend();
+  return server;
+}
+
+// Returns the prefixes of a store, the outermost one first. Torch's cast of an intrusive_ptr leaks the reference where the type is another one.
+std::vector<std::string> prefixesOf(StorePtr store) {
+  std::vector<std::string> prefixes;
+  for (;;) {
+    auto* const outer = dynamic_cast<c10d::PrefixStore*>(store.get());
+    if (outer == nullptr) {
+      return prefixes;
+    }
+    prefixes.push_back(Prefix::of(*outer));
+    store = outer->getUnderlyingStore();
+  }
+}
+
+// Returns a clone within prefixes.
+StorePtr prefixed(const std::vector<std::string>& prefixes, StorePtr clone) {
+  for (auto prefix = prefixes.rbegin(); prefix != prefixes.rend(); ++prefix) {
+    clone = c10::make_intrusive<c10d::PrefixStore>(*prefix, std::move(clone));
+  }
+  return clone;
+}
+
+// Returns the errand that has made the clone of a server for all groups. A clone may take any time. One that others use may have lost its server,
+// and another server may have come in its place. So it is asked first, for kLongest.
+ErrandPtr sharedCloneOf(const Server& server) {
+  Shared& all = shared();
+  constexpr int kMostTries = 3;
+  for (int tries = 1;; tries++) {
+    ErrandPtr clone;
+    bool mine = false;
+    {
+      std::lock_guard<std::mutex> lock(all.mutex);
+      clone = all.clones[server.name()].lock();
+      mine = clone == nullptr;
+      if (mine) {
+        clone = begin([server] { return Made{server.connect(), nullptr}; });
+        all.clones[server.name()] = clone;
+      }
+    }
+    try {
+      await(*clone, Clock::time_point::max());
+      if (mine) {
+        return clone;
+      }
+      const ErrandPtr asked = begin([clone] {
+        clone->made.store->check({"sagecomm"});
+        return clone->made;
+      });
+      await(*asked, Clock::now() + kLongest);
+      return clone;
+    } catch (...) {
+      {
+        std::lock_guard<std::mutex> lock(all.mutex);
+        std::lock_guard<std::mutex> its(clone->mutex);
+        if (clone->done && all.clones[server.name()].lock() == clone) {
+          all.clones.erase(server.name());
+        }
+      }
+      if (mine || tries == kMostTries) {
+        throw;
+      }
+    }
+  }
 }
 
 } // namespace
@@ -122,7 +232,8 @@ LastingStore::LastingStore(StorePtr store, std::chrono::nanoseconds timeout, Int
 }
 
 // A store that is written in Python would need the GIL on a thread of the core, maybe when the interpreter is gone. Which stores are is not
-// visible from here, so those are taken that are known not to be.
+// visible from here, so those are taken that are known not to be. The clone of a TCPStore asks a name server and a server, so nobody waits for
+// it. That of a FileStore changes the file, of which others count the users, before the caller goes on.
 int32_t LastingStore::prepare(void* ctx, void** claimer, char* why, size_t whyN) noexcept {
   auto* const self = static_cast<LastingStore*>(ctx);
   try {
@@ -130,22 +241,22 @@ int32_t LastingStore::prepare(void* ctx, void** claimer, char* why, size_t whyN)
     const StorePtr& given = self->store_;
     auto* const outer = dynamic_cast<c10d::PrefixStore*>(given.get());
     const StorePtr store = outer != nullptr ? outer->getUnderlyingNonPrefixStore() : given;
-    ErrandPtr shared;
-    StorePtr clone;
     if (const auto* const tcp = dynamic_cast<c10d::TCPStore*>(store.get())) {
-      shared = self->sharedCloneOf(store, tcp->getHost() + " " + std::to_string(tcp->getPort()));
-      clone = shared->store;
+      const Server server = serverOf(*tcp, prefixesOf(given));
+      *claimer = new Claimer{nullptr, begin([server] {
+                               const ErrandPtr clone = sharedCloneOf(server);
+                               return Made{prefixed(server.prefixes, clone->made.store), clone};
+                             })};
     } else if (
         dynamic_cast<c10d::FileStore*>(store.get()) != nullptr ||
         dynamic_cast<c10d::HashStore*>(store.get()) != nullptr) {
-      clone = self->cloneOf(store);
+      *claimer = new Claimer{prefixed(prefixesOf(given), self->cloneOf(store)), nullptr};
     } else {
       throw std::runtime_error(
           "a " + c10::demangle(typeid(*store).name()) +
           " cannot be used after the group was made, as one that is written in Python needs the interpreter; take a "
           "TCPStore, FileStore or HashStore, in PrefixStores or not");
     }
-    *claimer = new Claimer{std::move(shared), prefixed(given, clone)};
     return 0;
   } catch (...) {
     return explainCurrent(why, whyN);
@@ -153,65 +264,8 @@ int32_t LastingStore::prepare(void* ctx, void** claimer, char* why, size_t whyN)
 }
 
 StorePtr LastingStore::cloneOf(const StorePtr& store) {
-  const ErrandPtr clone = begin([store] { return store->clone(); });
-  await(*clone);
-  return std::move(clone->store); // so that the thread that has made it does not hold it
-}
-
-// A clone that other groups use may have lost its server, and another server may have come in its place. So it is asked first.
-std::shared_ptr<Errand> LastingStore::sharedCloneOf(const StorePtr& store, const std::string& server) {
-  Shared& all = shared();
-  for (;;) {
-    ErrandPtr clone;
-    bool mine = false;
-    {
-      std::lock_guard<std::mutex> lock(all.mutex);
-      clone = all.clones[server].lock();
-      mine = clone == nullptr;
-      if (mine) {
-        clone = begin([store] { return store->clone(); });
-        all.clones[server] = clone;
-      }
-    }
-    try {
-      await(*clone);
-      if (mine) {
-        return clone;
-      }
-      await(*begin([known = clone->store] {
-        known->check({"sagecomm"});
-        return known;
-      }));
-      return clone;
-    } catch (...) {
-      {
-        std::lock_guard<std::mutex> lock(all.mutex);
-        std::lock_guard<std::mutex> its(clone->mutex);
-        if (clone->done && all.clones[server].lock() == clone) {
-          all.clones.erase(server);
-        }
-      }
-      if (mine || Clock::now() >= deadline_ || interruption_.reason() != nullptr) {
-        throw;
-      }
-    }
-  }
-}
-
-// Waits until an errand has succeeded. Throws where it has failed, and where it is given up.
-void LastingStore::await(Errand& errand) {
-  constexpr auto kPause = std::chrono::milliseconds(20);
-  for (;;) {
-    {
-      std::unique_lock<std::mutex> lock(errand.mutex);
-      errand.ended.wait_until(lock, std::min(deadline_, Clock::now() + kPause), [&] { return errand.done; });
-      if (errand.done && errand.store) {
-        return;
-      }
-      if (errand.done) {
-        throw std::runtime_error(errand.why);
-      }
-    }
+  const ErrandPtr clone = begin([store] { return Made{store->clone(), nullptr}; });
+  await(*clone, deadline_, [this] {
     try {
       checkSignals();
     } catch (...) {
@@ -220,13 +274,11 @@ void LastingStore::await(Errand& errand) {
     if (const char* const reason = interruption_.reason()) {
       throw std::runtime_error(reason);
     }
-    if (Clock::now() >= deadline_) {
-      throw std::runtime_error("the server of the store did not answer in time");
-    }
-  }
+  });
+  return std::move(clone->made.store); // so that the thread that has made it does not hold it
 }
 
-// An expected value that is empty is what torch's stores compare a key without a value with.
+// It waits for the clone, if that is not there yet. An expected value that is empty is what torch's stores compare a key without a value with.
 int32_t LastingStore::claim(
     void* claimer,
     const char* key,
@@ -239,7 +291,12 @@ int32_t LastingStore::claim(
   try {
     const auto* bytes = static_cast<const uint8_t*>(data);
     const std::vector<uint8_t> nothing, mine(bytes, bytes + n);
-    const std::vector<uint8_t> value = static_cast<Claimer*>(claimer)->store->compareSet(key, nothing, mine);
+    const auto* const c = static_cast<const Claimer*>(claimer);
+    if (c->errand) {
+      await(*c->errand, Clock::time_point::max());
+    }
+    const StorePtr store = c->errand ? c->errand->made.store : c->store;
+    const std::vector<uint8_t> value = store->compareSet(key, nothing, mine);
     sink(sinkCtx, value.data(), value.size());
     return 0;
   } catch (...) {

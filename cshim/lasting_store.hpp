@@ -2,8 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <memory>
-#include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -12,14 +10,13 @@
 
 namespace sagecomm {
 
-struct Errand;
-
 // LastingStore makes a clone of a c10d::Store for the core, which lasts as long as the group: another thread of the user's may wait in the
 // store itself, and a TCPStore is locked meanwhile. All groups of the process share one connection to a TCPStore's server. It must outlive the
 // group_create() call that it is given to; the clone outlives both.
 class LastingStore {
  public:
-  // prepare() returns within `timeout` and within 10 s, and ends early at the interruption, which outlives this. The group may be made without the store then.
+  // prepare() begins the clone of a TCPStore, for which claim() waits. It waits itself for that of another store: within `timeout` and within
+  // 10 s, and ends early at the interruption, which outlives this. The group may be made without the store then.
   LastingStore(c10::intrusive_ptr<c10d::Store> store, std::chrono::nanoseconds timeout, Interruption& interruption);
   LastingStore(const LastingStore&) = delete;
   LastingStore& operator=(const LastingStore&) = delete;
@@ -45,9 +42,6 @@ class LastingStore {
   static void release(void* claimer) noexcept;
 
   StorePtr cloneOf(const StorePtr& store);
-  // Returns the errand that has made the clone.
-  std::shared_ptr<Errand> sharedCloneOf(const StorePtr& store, const std::string& server);
-  void await(Errand& errand);
 
   StorePtr store_;
   const std::chrono::steady_clock::time_point deadline_;

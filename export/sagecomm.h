@@ -257,7 +257,8 @@ typedef struct sagecomm_lasting_store {
   void *ctx;
   /* Called during group_create(), at most once. Sets *claimer, which claim() and release() take, for a store that has the keys of
    * sagecomm_group_config.store and in which nobody waits. Returns 0, or -1 with a text in `why` if this store cannot last. It returns within
-   * sagecomm_group_config.timeout_ns, and ends early where get() of sagecomm_group_config.store would. */
+   * sagecomm_group_config.timeout_ns, and ends early where get() of sagecomm_group_config.store would. What takes long, as a connection
+   * to a server, may be left to claim(): no rank of the group goes on before prepare() has returned on all. */
   int32_t (*prepare)(void *ctx, void **claimer, char *why, size_t why_n);
   /* Stores `data` under `key` unless the key has a value, and hands the value that it has then to `sink`. Returns 0, or -1 with a text in
    * `why`. It may take any time. */

@@ -21,7 +21,7 @@ const (
 	abortWait    = 50 * time.Millisecond  // how long an abort or a timeout waits for the verdict
 	callerWait   = 150 * time.Millisecond // how long a failure does that a thread of a caller declares: Ctrl-C has 200 ms
 	mismatchWait = 500 * time.Millisecond // how long a mismatch does, which has 1 s
-	deathWait    = 700 * time.Millisecond // how long a death does, which has 3 s, and is noticed after 2.25 s at the latest
+	deathWait    = 700 * time.Millisecond // how long a death does, which has 3 s, and is noticed after 2 s at the latest: storeLimit and a round trip on each link of a path
 	flushLimit   = 500 * time.Millisecond // how long Destroy waits until frames of the verdict are sent
 	closeLimit   = 500 * time.Millisecond // how long close waits for a link that does not return
 )
@@ -76,6 +76,8 @@ type arbiterConfig struct {
 	left func(member int) bool
 
 	closed func() // called once, behind the end of the arbiter; may be nil
+
+	info func(format string, args ...any) // logs; may be nil
 }
 
 // arbiter is a member of the verdict on a group over several hosts: it finds the first cause of its failure, the same on all survivors. A
@@ -159,8 +161,8 @@ func (a *arbiter) leave(g servedGroup) {
 	}
 }
 
-// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped. Within TLS a link may wait for
-// its peer: then the goroutine ends when the link returns.
+// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped. Where a link does not return, the
+// goroutine ends when it does.
 func (a *arbiter) close() {
 	a.mu.Lock()
 	a.over, a.queue = true, nil
@@ -398,6 +400,9 @@ func (a *arbiter) claim(record string) {
 	go func() {
 		value, err := a.ask(record)
 		limit.Stop()
+		if err != nil && a.info != nil {
+			a.info("the store takes no part in the decision about the first cause of a failure: %v", err)
+		}
 		a.push(func() {
 			answered = true
 			if err != nil {

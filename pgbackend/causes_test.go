@@ -302,7 +302,7 @@ func TestArbitersThatAreDoneSleep(t *testing.T) {
 	}, lasting(3)...)
 }
 
-// stuckLink is one that waits for its peer, as those within TLS do.
+// stuckLink is one that does not return.
 type stuckLink struct {
 	goOn  chan struct{}
 	stuck atomic.Bool
@@ -316,7 +316,7 @@ func (l *stuckLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) {
 func (l *stuckLink) TryFlush(int) (bool, error) { return true, nil }
 func (l *stuckLink) Break(error)                {}
 
-// A link that waits for its peer holds up nobody who closes the arbiter for long.
+// A link that does not return holds up nobody who closes the arbiter for long.
 func TestCloseDoesNotWaitForALink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &stuckLink{goOn: make(chan struct{})}

@@ -1,13 +1,11 @@
 package pgbackend
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
 
-	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
@@ -277,27 +275,4 @@ func (g *Group) fail(f *coll.Failure) bool {
 	}
 	g.declareFailure(f)
 	return true
-}
-
-// CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if
-// ranks were missing, System if ranks failed, PeerFailure if the store's process has ended, and Invalid otherwise.
-func CreateFailure(name string, err error) *coll.Failure {
-	status := coll.Invalid
-	var known *coll.Failure
-	if errors.As(err, &known) {
-		return known
-	}
-	var absent *bootstrap.TimeoutError
-	var ranks *bootstrap.FailedError
-	switch {
-	case errors.As(err, &absent):
-		status = coll.Timeout
-	case errors.As(err, &ranks) && strings.Contains(err.Error(), closedByPeer):
-		status = coll.PeerFailure // a rank that has seen the death of another one has told so
-	case errors.As(err, &ranks):
-		status = coll.System
-	case errors.Is(err, bootstrap.ErrGone):
-		status = coll.PeerFailure
-	}
-	return &coll.Failure{Status: status, Rank: -1, Group: name, Message: err.Error()}
 }

@@ -93,6 +93,7 @@ type member struct {
 	Number      uint64           `json:"number"`               // drawn at random; that of rank 0 is the group's in frames between hosts
 	Secret      []byte           `json:"secret,omitempty"`     // of rank 0 without a secret of the job: drawn at random, for links between hosts
 	HasSecret   bool             `json:"has_secret,omitempty"` // it has a secret of the job
+	Encrypts    bool             `json:"encrypts,omitempty"`   // a setting of TLS is made
 	PID         int              `json:"pid"`
 	Arena       shmem.Descriptor `json:"arena"`
 	// By lane: the offset of its shared block in its arena, and that of its flight recorder, 0 for a private one.

@@ -78,6 +78,43 @@ func TestGroupsShareLinks(t *testing.T) {
 	again.each(func(g *Group) error { return asError(sum(g, 1000)) })
 }
 
+// A process that ends its links when its last group has ended costs those that it was linked to no new links for the groups that they make later.
+// One that goes away before it has said goodbye does.
+func TestOrderlyEndWearsNoLinks(t *testing.T) {
+	real := networkRest
+	networkRest = time.Millisecond
+	defer func() { networkRest = real }()
+	lasting := newHostsWorld(t, "01")
+	own := lasting.groups[0].links.network
+	for range 2 {
+		w, errs := tryWorld(t, 2, opTimeout, onHosts("02"))
+		require.NoError(t, errors.Join(errs...))
+		require.Same(t, own, w.groups[0].links.network)
+		other := w.groups[1].links.network
+		w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+		link := w.groups[0].links.pairs[1].Link
+		w.each(func(g *Group) error { return g.Destroy() })
+		require.Eventually(t, func() bool { return link.Err() != nil && !hasNetwork(other) }, opTimeout, time.Millisecond)
+		require.Eventually(t, func() bool { return own.node.Await(t.Context(), link.Peer(), 0) == nil }, opTimeout, time.Millisecond, "it is not forgotten")
+		require.False(t, own.worn.Load())
+	}
+	lasting.each(func(g *Group) error { return asError(sum(g, 1000)) })
+	w, errs := tryWorld(t, 2, opTimeout, onHosts("02"))
+	require.NoError(t, errors.Join(errs...))
+	cutOff(w, 1)
+	require.Eventually(t, own.worn.Load, opTimeout, time.Millisecond)
+	w.destroy()
+	lasting.each(func(g *Group) error { return g.Destroy() })
+	requireNoNetworks(t)
+}
+
+func hasNetwork(n *network) bool {
+	p := Get()
+	p.networks.mu.Lock()
+	defer p.networks.mu.Unlock()
+	return p.networks.all[n] || p.networks.ending[n] != nil
+}
+
 // A rank that leaves is known to have left, and memory is given back.
 func TestGoodbyeOverHosts(t *testing.T) {
 	w := newHostsWorld(t, "01")
@@ -473,6 +510,6 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.Nil(t, at.Find)
 	settings, err = env.Resolve(nil, map[string]string{"socket_ifname": "lo"})
 	require.NoError(t, err)
-	_, err = Get().network(networkKey{host: "test", machines: true}, settings)
+	_, err = Get().network(networkKey{host: "test", machines: true}, nil, settings, nil)
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
 }

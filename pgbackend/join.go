@@ -85,6 +85,9 @@ func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err er
 	return e, nil
 }
 
+// towards asks the name server. Tests replace it.
+var towards = bootstrap.Towards
+
 // towardsMaster returns the address of this host that leads to MASTER_ADDR, otherwise loopback. It may ask a name server.
 func (p *Process) towardsMaster() []netip.Addr {
 	for _, entry := range runner.Environ() {
@@ -92,7 +95,7 @@ func (p *Process) towardsMaster() []netip.Addr {
 		if !ok || master == "" {
 			continue
 		}
-		a, err := bootstrap.Towards(master)
+		a, err := towards(master)
 		if err != nil {
 			p.unrouted.Do(func() {
 				observe.Warn("no interface leads to MASTER_ADDR=%s, so the store of unique ids listens on loopback, and links at the first interface that joins machines: %v", master, err)

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
@@ -33,8 +29,9 @@ import (
 const (
 	linkLimit     = time.Minute            // until all links of a group are there
 	firstDial     = 300 * time.Millisecond // how long the process with the higher identity waits for the other one to dial
+	noWayLimit    = 10 * time.Second       // how long a process is dialed to which no network leads
 	otherWay      = 2 * time.Second        // how long a process that cannot dial waits for the other one, which perhaps can
-	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links may take before it looks for signals,
+	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links, or for a name server, may take before it looks for signals,
 	linkingSlices = 100 * time.Millisecond // and how often it does so then
 )
 
@@ -116,7 +113,7 @@ func (g *Group) checkHosts() error {
 	if !g.members[0].HasSecret && len(g.secret) != len(handshake.Key{}) {
 		return fmt.Errorf("rank 0 wrote a secret of %d bytes into the store: expected %d", len(g.secret), len(handshake.Key{}))
 	}
-	return nil
+	return g.checkEncryption()
 }
 
 // machines reports whether loopback does not lead from each rank to all others.
@@ -126,18 +123,41 @@ func (g *Group) machines() bool {
 	})
 }
 
-// openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it.
-func (g *Group) openLinks() ([]byte, error) {
-	key := networkKey{host: networkName(g), machines: g.machines()}
+// openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
+// one that await takes.
+func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
+	shared := networkKey{host: networkName(g), machines: g.machines()}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {
 		return nil, err
 	}
-	if job != nil {
-		key.secret = handshake.MAC(job, "sagecomm links, secret of the job")
+	secure, err := openEncryption(g.settings)
+	if err != nil {
+		return nil, err
 	}
-	if l.network, err = g.process.network(key, g.settings); err != nil {
+	shared.files = secure.files
+	if job != nil {
+		shared.secret = handshake.MAC(job, "sagecomm links, secret of the job")
+	}
+	find := func(find func() []netip.Addr) ([]netip.Addr, error) {
+		done, found := make(chan struct{}), make(chan []netip.Addr, 1)
+		go func() {
+			defer recoverFrom("the address of links")
+			defer close(done)
+			found <- find()
+		}()
+		if err := g.await(done, store, key); err != nil {
+			return nil, err
+		}
+		select {
+		case list := <-found:
+			return list, nil
+		default: // it has panicked
+			return nil, nil
+		}
+	}
+	if l.network, err = g.process.network(shared, secure.config, g.settings, find); err != nil {
 		return nil, err
 	}
 	g.links = l
@@ -155,7 +175,7 @@ func (g *Group) openLinks() ([]byte, error) {
 // warnOfLinks warns of what protects links that leave the host, once in a job as a rule.
 func (g *Group) warnOfLinks() {
 	at := g.links.network.at[0].Addr()
-	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() {
+	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() || g.members[0].Encrypts {
 		return
 	}
 	joining := ""
@@ -171,10 +191,10 @@ func (g *Group) warnOfLinks() {
 func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.Duration, failed error) error {
 	var mine []byte
 	if failed == nil {
-		mine, failed = g.openLinks()
+		mine, failed = g.openLinks(store, fmt.Sprint(prefix, "/", g.rank))
 	}
 	limit = min(limit, addressLimit)
-	all, err := bootstrap.ExchangeOr(store, prefix, g.rank, g.size, limit, mine, failed)
+	all, err := bootstrap.ExchangeOr(store, prefix, g.rank, g.size, limit, mine, telling(failed))
 	var late *bootstrap.TimeoutError
 	switch {
 	case err == nil:
@@ -185,7 +205,7 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 	// Ranks of other hosts cannot see a death on this one.
 	for _, rank := range g.life.dead() {
 		if slices.Contains(late.Missing, rank) {
-			_ = bootstrap.Abandon(store, prefix, rank, g.diedMeanwhile(rank))
+			_ = bootstrap.Abandon(store, prefix, rank, telling(g.diedMeanwhile(rank)))
 		}
 	}
 	if len(g.life.dead()) > 0 || limit < addressLimit {
@@ -287,96 +307,72 @@ func (l *linking) fail(f *coll.Failure) {
 
 // lost is called when a link of this process is lost.
 func (l *linking) lost(link *tcp.Link, why error) {
-	l.mu.Lock()
-	i := slices.Index(l.links, link)
-	ended := l.ended
-	l.mu.Unlock()
-	if i >= 0 && !ended {
+	if i := l.process(link); i >= 0 {
 		l.fail(l.g.noLink(l.processes[i], why))
 	}
 }
 
-// askWhyUnlinked takes the reason of the rank at the end of a link that was lost, if it has given the group up before it ended.
+// process returns which process a link leads to, -1 for none, or if the group is made.
+func (l *linking) process(link *tcp.Link) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return -1
+	}
+	return slices.Index(l.links, link)
+}
+
+// askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up before its process ended.
 func (g *Group) askWhyUnlinked(store bootstrap.Store, prefix string) {
 	lost := g.unlinked.Load()
 	if lost == nil {
 		return
 	}
-	reason := bootstrap.Abandoned(store, prefix, lost.Rank)
-	if reason == "" {
+	i := slices.IndexFunc(g.links.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lost.Rank) })
+	for _, rank := range g.links.processes[i].ranks {
+		told := bootstrap.Abandoned(store, prefix, rank)
+		if told == nil {
+			continue
+		}
+		f := g.failedRank(coll.System, rank)
+		if of := readTold(told.Detail); of != nil && of.Rank != g.rank {
+			of.giveTo(f)
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank), strings.TrimPrefix(told.Reason, "sagecomm: "))
+		g.unlinked.Store(f)
 		return
 	}
-	f := *lost
-	f.Status = coll.System
-	if strings.Contains(reason, closedByPeer) {
-		f.Status = coll.PeerFailure
-	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(lost.Rank), strings.TrimPrefix(reason, "sagecomm: "))
-	g.unlinked.Store(&f)
 }
 
-// noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
-func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
-	rank := to.ranks[0]
-	status, text := coll.System, strings.TrimPrefix(why.Error(), "sagecomm: ")
-	var lost *tcp.LostError
-	switch {
-	case errors.As(why, &lost), errors.Is(why, unix.ECONNREFUSED), errors.Is(why, unix.ECONNRESET), errors.Is(why, io.EOF):
-		status, text = coll.PeerFailure, closedByPeer+": "+text
-	case errors.Is(why, context.DeadlineExceeded):
-		status, text = coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets"
-	case errors.Is(why, handshake.ErrRefused) && !g.members[0].HasSecret:
-		text = "that process does not make the group any more: its log says why"
-	}
-	f := g.failedRank(status, rank)
-	f.Message = fmt.Sprintf("sagecomm: group %q: no link to %s: %s", g.name, g.who(rank), text)
-	return f
-}
-
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody answers who refuses.
-func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
-	id, n := tcp.Identity(to.at.ID), l.network
-	if bytes.Compare(n.id[:], id[:]) > 0 {
-		link = n.node.Await(ctx, id, firstDial)
-	}
-	for link == nil {
-		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !errors.Is(err, handshake.ErrRefused) {
-			link = n.node.Await(ctx, id, otherWay)
-		}
-		if link == nil && (ctx.Err() != nil || !mayPass(err)) {
-			return nil, errors.Join(ctx.Err(), err)
-		}
-	}
-	return link, link.Err()
-}
-
-// mayPass reports whether another attempt to dial may succeed.
-func mayPass(err error) bool {
-	var network net.Error
-	return errors.As(err, &network) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, handshake.ErrRefused)
-}
-
-// wait returns when the links are there, or one is not made. While that takes long it asks the store now and then for a key that only this rank
-// writes, later: who interrupts waits for the store ends this one, too.
-func (l *linking) wait(store bootstrap.Store, key string) ([]*tcp.Link, error) {
+// await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the store now and then for a
+// key that only this rank writes, later: who interrupts waits for the store ends this one, too.
+func (g *Group) await(done <-chan struct{}, store bootstrap.Store, key string) error {
 	for slice := linkingQuiet; ; slice = linkingSlices {
 		select {
-		case <-l.done:
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if l.failed != nil {
-				return nil, l.failed
-			}
-			return l.links, nil
+		case <-done:
+			return nil
 		case <-time.After(slice):
 		}
-		if dead := l.g.life.dead(); len(dead) > 0 {
-			return nil, l.g.diedMeanwhile(dead[0])
+		if dead := g.life.dead(); len(dead) > 0 {
+			return g.diedMeanwhile(dead[0])
 		}
 		if _, err := store.Get(key, 0); err != nil && !errors.Is(err, bootstrap.ErrTimeout) {
-			return nil, err
+			return err
 		}
 	}
+}
+
+// wait returns when the links are there, or one is not made. The key is one that await takes.
+func (l *linking) wait(store bootstrap.Store, key string) ([]*tcp.Link, error) {
+	if err := l.g.await(l.done, store, key); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		return nil, l.failed
+	}
+	return l.links, nil
 }
 
 // end gives up what is not there yet. Links that are lost later are the group's.
@@ -413,7 +409,7 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	for i, p := range l.processes {
 		ranks[i], lowest[i] = p.ranks, p.ranks[0]
 	}
-	g.arbiter = l.network.join(arbiterConfig{number: l.number, size: g.size, lowest: lowest, self: l.self, store: store, key: g.keys + "/cause"}, ranks, links)
+	g.arbiter = l.network.join(arbiterConfig{info: g.info, number: l.number, size: g.size, lowest: lowest, self: l.self, store: store, key: g.keys + "/cause"}, ranks, links)
 	g.recause = func(run *runner.Group, f *coll.Failure) {
 		if !run.Recause(f) {
 			observe.Warn("group %q: no memory for the first cause of its failure, which other ranks have: %s", g.title(), strings.TrimPrefix(f.Message, "sagecomm: "))
@@ -565,5 +561,9 @@ func (g *Group) describedLinks() string {
 			far = append(far, rank)
 		}
 	}
-	return fmt.Sprintf("links over TCP (%d processes, at %v): ranks %v", len(g.links.processes), g.links.network.at[0], far)
+	over := "TCP"
+	if g.members[0].Encrypts {
+		over = "TCP with TLS"
+	}
+	return fmt.Sprintf("links over %s (%d processes, at %v): ranks %v", over, len(g.links.processes), g.links.network.at[0], far)
 }

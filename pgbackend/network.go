@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"crypto/rand"
+	"crypto/tls"
 	"fmt"
 	"maps"
 	"net"
@@ -36,6 +37,7 @@ type networkKey struct {
 	host     string        // hostKey
 	secret   handshake.Key // by which processes prove that they belong to a job; zero: each group draws one
 	machines bool          // loopback does not lead to all other processes
+	files    [32]byte      // of encryption
 }
 
 // network is this process's end of links, with the listeners, and what crosses for its groups.
@@ -45,7 +47,7 @@ type network struct {
 	node *tcp.Node
 	set  *shadow.Set
 	at   []netip.AddrPort
-	worn atomic.Bool // a link was lost, and no such link is made again: later groups get another network
+	worn atomic.Bool // a link was lost that a group needed, and no such link is made again: later groups get another network
 
 	// Guarded by networks.mu:
 	users  int // groups
@@ -79,25 +81,30 @@ func newNetworks() networks {
 	return networks{newest: map[networkKey]*network{}, all: map[*network]bool{}, ending: map[*network]chan struct{}{}}
 }
 
-// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork.
-func (p *Process) network(key networkKey, settings *env.Settings) (*network, error) {
+// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork. secure is nil where they
+// are not encrypted. await calls what finds the address of this process, which may ask a name server, and returns early where the caller cannot wait.
+func (p *Process) network(key networkKey, secure *tls.Config, settings *env.Settings, await func(func() []netip.Addr) ([]netip.Addr, error)) (*network, error) {
 	all := &p.networks
 	if n := all.use(key); n != nil {
 		return n, nil
 	}
-	at, err := p.linkEndpoint(settings, key.machines) // may ask a name server
+	at, err := p.linkEndpoint(settings, key.machines)
 	if err != nil {
 		return nil, err
 	}
 	if at.Find != nil {
-		at.Addresses, at.Find = at.Find(), nil
+		if at.Addresses, err = await(at.Find); err != nil {
+			return nil, err
+		}
+		at.Find = nil
 	}
 	all.opening.Lock() // another group of this process may open it at the same time
 	defer all.opening.Unlock()
 	if n := all.use(key); n != nil {
 		return n, nil
 	}
-	n, err := p.newNetwork(key, at)
+	all.renewed(key)
+	n, err := p.newNetwork(key, secure, at)
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +127,20 @@ func (all *networks) use(key networkKey) *network {
 	n.users++
 	n.making++
 	return n
+}
+
+// renewed wears networks with older files for encryption: nobody is admitted by authorities that were replaced, and the port can be used again.
+func (all *networks) renewed(key networkKey) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for older, n := range all.newest {
+		same := older
+		same.files = key.files
+		if same == key && older != key && older.files != [32]byte{} && key.files != [32]byte{} {
+			n.worn.Store(true)
+			n.stopIfWorn()
+		}
+	}
 }
 
 // made takes note that a group is made, or will not be: it needs no further link.
@@ -191,7 +212,7 @@ func (p *Process) closeNetworks() {
 	}
 }
 
-func (p *Process) newNetwork(key networkKey, at bootstrap.Endpoint) (*network, error) {
+func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.Endpoint) (*network, error) {
 	listeners, err := at.Open()
 	if err != nil {
 		return nil, err
@@ -211,7 +232,7 @@ func (p *Process) newNetwork(key networkKey, at bootstrap.Endpoint) (*network, e
 		return nil, fmt.Errorf("sagecomm: the ranks are on several machines, or in several network namespaces, and this process could only listen at %v: set SAGECOMM_SOCKET_IFNAME to a network that joins them", n.at[0].Addr())
 	}
 	_, _ = rand.Read(n.id[:]) // it does not fail
-	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, Receiver: n.set,
+	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set,
 		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
 		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
 	if err != nil {
@@ -270,10 +291,14 @@ func (n *network) close() {
 
 // lostLink takes note that a link is lost and nothing of it is read any more. Groups learn of it behind their arbiters, which they ask.
 func (p *Process) lostLink(n *network, l *tcp.Link, why error) {
-	p.networks.mu.Lock()
-	n.worn.Store(true)
-	n.stopIfWorn()
-	p.networks.mu.Unlock()
+	if n.needs(l) {
+		p.networks.mu.Lock()
+		n.worn.Store(true)
+		n.stopIfWorn()
+		p.networks.mu.Unlock()
+	} else { // as a rule the process there has ended its network, which no group used, and comes again with another identity
+		n.node.Forget(l)
+	}
 	n.mu.Lock()
 	for _, j := range n.joints {
 		if member := slices.Index(j.members, l); member >= 0 {
@@ -287,6 +312,21 @@ func (p *Process) lostLink(n *network, l *tcp.Link, why error) {
 	}
 	n.set.Lost(l, why)
 	p.sweep() // memory that only ranks behind the link could touch
+}
+
+// needs reports whether a group of this process, also one that is being made, counts on a link: not all ranks at its other end have left.
+func (n *network) needs(l *tcp.Link) bool {
+	if n.set.Needs(l) {
+		return true
+	}
+	n.mu.Lock()
+	linkings, joints := slices.Collect(maps.Keys(n.linkings)), slices.Collect(maps.Values(n.joints))
+	n.mu.Unlock()
+	return slices.ContainsFunc(linkings, func(making *linking) bool { return making.process(l) >= 0 }) ||
+		slices.ContainsFunc(joints, func(j *joint) bool {
+			member := slices.Index(j.members, l)
+			return member >= 0 && !j.arbiter.left(member)
+		})
 }
 
 // watch tells a linking of lost links until unwatch.

@@ -158,7 +158,7 @@ func TestPanicOfAnArbiterFailsTheGroup(t *testing.T) {
 }
 
 // What is to be raised soon waits shortly: an abort within 100 ms, a timeout or mismatch within 1 s, what a thread of a caller declares within the
-// 200 ms of Ctrl-C. A death has 3 s, and is noticed after 2.25 s at the latest.
+// 200 ms of Ctrl-C. A death has 3 s, and is noticed after 2 s at the latest.
 func TestWaitsBeforeOwnCauses(t *testing.T) {
 	for status, most := range map[coll.Status]time.Duration{coll.Aborted: 50 * time.Millisecond, coll.Timeout: 50 * time.Millisecond,
 		coll.PeerFailure: 750*time.Millisecond - headStart, coll.Mismatch: 800*time.Millisecond - headStart, // 0.2 s to ask for states

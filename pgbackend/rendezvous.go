@@ -40,7 +40,7 @@ var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
 // abandonTry tells the other ranks in some rounds of a try why this rank does not come, which spares them their timeout.
 func (g *Group) abandonTry(store bootstrap.Store, try string, in []string, why error) {
 	for _, round := range in {
-		if bootstrap.Abandon(store, g.keys+try+round, g.rank, why) != nil {
+		if bootstrap.Abandon(store, g.keys+try+round, g.rank, telling(why)) != nil {
 			return // the store is gone
 		}
 	}
@@ -153,7 +153,8 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	g.unlinked.Store(nil)
 	defer func() {
 		if failed != nil {
-			g.abandonTry(c.Store, try, g.behind(round), failed)
+			g.forgetOwnCulprit(failed)
+			g.abandonTry(c.Store, try, g.behind(round), g.bereaved(failed))
 			g.askWhyUnlinked(c.Store, g.keys+try+joinedRound)
 		}
 	}()
@@ -183,7 +184,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	}
 	agree := func(in string, failed error) error {
 		round = in
-		return bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), failed)
+		return bootstrap.Agree(c.Store, g.keys+try+round, g.rank, g.size, left(), telling(failed))
 	}
 	if g.apart() {
 		if err := agree(attachedRound, attachErr); err != nil {
@@ -216,6 +217,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 func (m *member) draw(g *Group) {
 	m.Network, _ = procwatch.NetworkNamespace() // 0 without /proc: then all are taken to be in one
 	m.HasSecret = env.SecretFile.Get(g.settings) != ""
+	m.Encrypts = wantsEncryption(g.settings)
 	if g.rank != 0 || g.size == 1 {
 		return
 	}

@@ -27,6 +27,7 @@ func (e *TimeoutError) Unwrap() error { return ErrTimeout }
 type RankFailure struct {
 	Rank   int
 	Reason string
+	Detail []byte // of a [Detailed] error; nil: none was given
 }
 
 // FailedError names the ranks that failed, with their reasons. Unless ranks are missing it is the same on every rank. It wraps

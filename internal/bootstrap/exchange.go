@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,9 +12,16 @@ import (
 
 // A value in the store is a mark of one byte, followed by the content.
 const (
-	markValue   = 'v' // the content is the rank's value
-	markFailure = 'f' // the content is the text of the error that keeps the rank from giving a value
+	markValue    = 'v' // the content is the rank's value
+	markFailure  = 'f' // the content is the text of the error that keeps the rank from giving a value
+	markDetailed = 'd' // the content is a line with the detail of such an error, and its text
 )
+
+// Detailed is an error of which the other ranks get more than the text.
+type Detailed interface {
+	error
+	Detail() []byte // short, and without a line feed; nil: there is none
+}
 
 // failureText bounds the text of a rank's failure, in bytes.
 const failureText = 4096
@@ -51,13 +59,13 @@ func Abandon(store Store, prefix string, rank int, cause error) error {
 	return nil
 }
 
-// Abandoned returns the reason that a rank has given by [Abandon] or [Agree], "" if it has given none. It does not wait.
-func Abandoned(store Store, prefix string, rank int) string {
+// Abandoned returns the reason that a rank has given by [Abandon] or [Agree], nil if it has given none. It does not wait.
+func Abandoned(store Store, prefix string, rank int) *RankFailure {
 	record, err := store.Get(key(prefix, rank), 0)
-	if err != nil || len(record) == 0 || record[0] != markFailure {
-		return ""
+	if err != nil || len(record) == 0 {
+		return nil
 	}
-	return string(record[1:])
+	return readFailure(rank, record)
 }
 
 // Agree tells every rank whether all ranks succeeded: nil if err is nil everywhere, otherwise a [*FailedError] that
@@ -76,7 +84,26 @@ func failure(err error) []byte {
 	if len(text) > failureText {
 		text = strings.ToValidUTF8(text[:failureText], "") + " ..."
 	}
+	var detailed Detailed
+	if errors.As(err, &detailed) {
+		if detail := detailed.Detail(); detail != nil {
+			return slices.Concat([]byte{markDetailed}, detail, []byte("\n"), []byte(text))
+		}
+	}
 	return append([]byte{markFailure}, text...)
+}
+
+// readFailure returns what failure has written, nil for another record.
+// Requires: it is not empty.
+func readFailure(rank int, record []byte) *RankFailure {
+	switch record[0] {
+	case markFailure:
+		return &RankFailure{Rank: rank, Reason: string(record[1:])}
+	case markDetailed:
+		detail, reason, _ := bytes.Cut(record[1:], []byte("\n"))
+		return &RankFailure{Rank: rank, Reason: string(reason), Detail: detail}
+	}
+	return nil
 }
 
 // gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure, because the
@@ -120,10 +147,10 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 				break
 			}
 			if err := check(peer, values[peer]); err != nil {
-				return nil, verdict(prefix, size, time.Since(began), nil, []RankFailure{{rank, err.Error()}})
+				return nil, verdict(prefix, size, time.Since(began), nil, []RankFailure{{Rank: rank, Reason: err.Error()}})
 			}
-		case len(record) > 0 && record[0] == markFailure:
-			failed = append(failed, RankFailure{peer, string(record[1:])})
+		case len(record) > 0 && readFailure(peer, record) != nil:
+			failed = append(failed, *readFailure(peer, record))
 		default:
 			return nil, fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: use a fresh store or prefix",
 				key(prefix, peer), record)

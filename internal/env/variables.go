@@ -88,6 +88,15 @@ var (
 	SecretFile = declare("SECRET_FILE", "", text("path of a file"),
 		"File with a secret of the job, of 16 bytes or more, without which nobody makes a link or opens the store of a unique id; the same on all ranks.")
 
+	TLSCertificate = declare("TLS_CERTIFICATE", "", text("path of a file"),
+		"File in PEM with the certificate of this host or process, with which links to other hosts are encrypted with TLS 1.3, and intermediate certificates behind it. It is set on all ranks or on none, together with SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES. See docs/hosts.md.")
+
+	TLSKey = declare("TLS_KEY", "", text("path of a file"),
+		"File in PEM with the private key of SAGECOMM_TLS_CERTIFICATE.")
+
+	TLSAuthorities = declare("TLS_AUTHORITIES", "", text("path of a file"),
+		"File in PEM with the certificates of the authorities that may issue the certificates of the other processes.")
+
 	FlightDump = declare("FR_DUMP", "auto", orWord("auto", text("prefix of a path, or none")),
 		"Where a failure is dumped for torch's flight recorder analyser: the rank's number in the job is added to the prefix; `none` writes nothing, `auto` goes by TORCH_FR_DUMP_TEMP_FILE and TORCH_FR_DUMP_ON_TIMEOUT.")
 

@@ -68,8 +68,8 @@ func (p *Pair) words(of func(*lane) runner.Words) (list [runner.Lanes]runner.Wor
 // ErrEnded is the error of an entry for a pair for which nothing is sent any more, because this rank has left or the pair was removed.
 var ErrEnded = errors.New("nothing is sent for this pair any more")
 
-// SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, unless the link has TLS (see Link.TrySend), and
-// reports whether the frame was taken. Lane, group and ranks of the header are set here.
+// SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, and reports
+// whether the frame was taken. Lane, group and ranks of the header are set here.
 func (p *Pair) SendEntry(h tcp.Header, payload ...[]byte) (taken bool, err error) {
 	if !p.controlling.TryLock() {
 		return false, nil

@@ -272,6 +272,25 @@ func (s *Set) end(l *tcp.Link) []*Pair {
 	return m.pairs
 }
 
+// Needs reports whether a rank of this process still waits for one at the other end of a link: no goodbye of that has come, and neither of both has
+// given up.
+func (s *Set) Needs(l *tcp.Link) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, p := range s.pairs {
+		if k.link == l && p.needs() {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Pair) needs() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.over && !p.removed && !p.gaveUp && !p.all(p.byes)
+}
+
 // Lost is called when a link is lost and nothing is read any more. Ranks whose peer has not left are told.
 func (s *Set) Lost(l *tcp.Link, why error) {
 	for _, p := range s.end(l) {

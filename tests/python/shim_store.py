@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import tempfile
@@ -230,10 +231,12 @@ def groups_share_one_connection_to_a_server() -> None:
             thread.join(LONG_S)
         claimers = list(range(first, fake.fake_claimers()))
         assert len(claimers) == 10
+        found = [claim(c, f"of {c}") for c in claimers]
+        assert sorted(map(found.count, set(found))) == [5, 5]  # within the prefix and without
         assert connections(port) == before + 1, (connections(port), before)
         for c in claimers[:-1]:
             fake.fake_release_claimer(c)
-        assert claim(claimers[-1], "of the last") == "of the last"
+        assert claim(claimers[-1], "of the last") == found[-1]
         assert connections(port) == before + 1
         fake.fake_release_claimer(claimers[-1])
         wait_until(lambda: connections(port) == before)
@@ -243,12 +246,33 @@ def groups_share_one_connection_to_a_server() -> None:
 def server_in_the_place_of_another_one_is_asked() -> None:
     with server_elsewhere() as (_, port):
         old = claimer_of(client(port))
+        assert claim(old, "old") == "old"
     serving = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     new = claimer_of(serving)
     assert claim(new, "new") == "new"
     assert serving.get("cause") == b"new"
     for c in (old, new):
         fake.fake_release_claimer(c)
+
+
+def claimer_in_no_time(store: dist.Store) -> int:
+    """A group is made that waits for no clone, though it would have time."""
+    began = time.monotonic()
+    claimer = claimer_of(store)
+    assert time.monotonic() - began < 5
+    return claimer
+
+
+def claims_wait_for(child: int, claimers: list[int], known: str) -> None:
+    """Checks that claims wait until a stopped server goes on, and find what is known there, "" for nothing."""
+    for claimer in claimers:
+        fake.fake_claim_elsewhere(claimer)
+    assert fake.fake_claiming() == len(claimers)
+    os.kill(child, signal.SIGCONT)
+    fake.fake_await_claims()
+    for claimer in claimers:
+        assert claim(claimer, "late") == (known or "elsewhere")
+        fake.fake_release_claimer(claimer)
 
 
 @scenario
@@ -258,48 +282,76 @@ def stopped_server_holds_up_no_group() -> None:
         store = client(port)
         os.kill(child, signal.SIGSTOP)
         programs.await_stop(child)
-        before = fake.fake_claimers()
-        for given in (store, prefixed(store)):  # the second one finds what the first one has begun
-            began = time.monotonic()
-            make_group(given, timedelta(seconds=0.3))
-            assert 0.3 <= time.monotonic() - began < LONG_S
-            assert "did not answer in time" in refusal()
-        assert fake.fake_claimers() == before
-        os.kill(child, signal.SIGCONT)
-        claimer = claimer_of(store)
-        assert claim(claimer, "late") == "late"
-        fake.fake_release_claimer(claimer)
+        # the second one finds what the first one has begun
+        claims_wait_for(child, [claimer_in_no_time(store) for _ in range(2)], "")
 
 
 @scenario
 def stopped_server_of_groups_holds_up_no_other_group() -> None:
     with server_elsewhere() as (child, port):
         store = client(port)
-        claimer = claimer_of(store)
+        first = claimer_of(store)
+        assert claim(first, "first") == "first"
         os.kill(child, signal.SIGSTOP)
         programs.await_stop(child)
-        make_group(store, timedelta(seconds=0.3))
-        assert "did not answer in time" in refusal()
-        os.kill(child, signal.SIGCONT)
-        assert claim(claimer, "late") == "late"
-        fake.fake_release_claimer(claimer)
+        claims_wait_for(child, [claimer_in_no_time(store)], "first")
+        fake.fake_release_claimer(first)
 
 
 @scenario
 def dead_server_holds_up_no_group() -> None:
-    """Torch goes on trying to connect for minutes."""
+    """Torch goes on trying to connect for minutes, and finds a server that comes back."""
     with server_elsewhere() as (_, port):
         store = client(port)
-    make_group(store, timedelta(seconds=0.3))
-    assert "did not answer in time" in refusal()
+    claimer = claimer_in_no_time(store)
+    fake.fake_claim_elsewhere(claimer)
+    assert fake.fake_claiming() == 1
+    serving = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    fake.fake_await_claims()
+    assert serving.get("cause") == b"elsewhere"
+    fake.fake_release_claimer(claimer)
 
 
 @scenario
-def ctrl_c_ends_the_wait_for_a_server() -> None:
+def clone_does_not_keep_the_users_store() -> None:
+    """A server that its user gives back ends, also while a clone waits for it."""
     with server_elsewhere() as (child, port):
         store = client(port)
+        before = connections(port)
         os.kill(child, signal.SIGSTOP)
         programs.await_stop(child)
+        claimer = claimer_in_no_time(store)
+        wait_until(lambda: connections(port) == before + 1)
+        del store
+        assert connections(port) == before
+        claims_wait_for(child, [claimer], "")
+
+
+@contextmanager
+def locked_file() -> Iterator[dist.FileStore]:
+    """A store whose file another process seems to have locked."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        store = dist.FileStore(path, 3)
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield store
+
+
+@scenario
+def locked_file_holds_up_no_group() -> None:
+    with locked_file() as store:
+        before = fake.fake_claimers()
+        began = time.monotonic()
+        make_group(store, timedelta(seconds=0.3))
+        assert 0.3 <= time.monotonic() - began < LONG_S
+        assert "did not answer in time" in refusal()
+        assert fake.fake_claimers() == before
+
+
+@scenario
+def ctrl_c_ends_the_wait_for_a_file() -> None:
+    with locked_file() as store:
         groups = fake.fake_groups()
         with interrupt_when(fake.fake_await_preparing):
             raises(KeyboardInterrupt, lambda: make_group(store, timedelta(seconds=10 * LONG_S)))
@@ -324,6 +376,7 @@ def claim_that_does_not_end() -> None:
 def claim_without_a_server_says_why() -> None:
     with server_elsewhere() as (_, port):
         claimer = claimer_of(client(port))
+        assert claim(claimer, "before") == "before"
     text = ctypes.create_string_buffer(512)
     assert fake.fake_claim(claimer, b"cause", b"mine", text, ctypes.c_size_t(len(text))) == -1
     assert text.value

@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"time"
 
@@ -108,6 +109,8 @@ func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake
 		limit.left = maxBetween
 		secure := tls.Server(limit, n.config.TLS)
 		if err = secure.Handshake(); err != nil {
+			_ = raw.CloseWrite() // what the other one has sent is read first, else it might lose the alert, which says why
+			_, _ = io.Copy(io.Discard, limit)
 			return nil, i, nil, err
 		}
 		key, known := n.keys.of(name)

@@ -31,6 +31,7 @@ type conn struct {
 	tcp   *net.TCPConn
 	raw   syscall.RawConn // of tcp
 	plain bool            // without TLS: read by readv
+	out   *outbox         // with TLS: what is to be sent
 	net.Conn
 
 	sending struct {
@@ -86,6 +87,9 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 	}
 	_, plain := c.(*net.TCPConn)
 	n := &conn{link: l, index: index, Conn: c, tcp: tcp, raw: raw, plain: plain, ended: make(chan struct{})}
+	if !plain {
+		n.out = newOutbox()
+	}
 	n.receiving.intake = make([]byte, intakeBytes)
 	n.changed = sync.NewCond(&n.parking)
 	n.makeLook()
@@ -193,10 +197,10 @@ func (c *conn) leave() {
 	c.changed.Signal()
 }
 
-// poll reads what has come, by one system call. Somebody else who reads is left alone: busy.
+// poll reads what has come, by one system call. Somebody else who reads is left alone: busy. Within TLS a goroutine always reads.
 func (c *conn) poll() (frames int, busy bool, err error) {
 	if !c.plain {
-		return 0, false, nil
+		return 0, true, nil
 	}
 	if !c.receiving.TryLock() {
 		return 0, true, nil

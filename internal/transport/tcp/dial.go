@@ -49,6 +49,9 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 
 // unlinked returns the error of a link that was not made.
 func unlinked(why error) error {
+	if refused := (*CertificateError)(nil); errors.As(why, &refused) {
+		return fmt.Errorf("sagecomm: %w", why)
+	}
 	if errors.Is(why, handshake.ErrRefused) {
 		return fmt.Errorf("sagecomm: the process there has another secret, or has closed the connection; "+
 			"set SAGECOMM_SECRET_FILE to files with the same secret on all ranks, or on none: %w", why)
@@ -82,6 +85,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	}()
 	deadline, _ := ctx.Deadline()
 	c = plain
+	limit := &bounded{Conn: plain, left: -1}
 	if n.config.TLS != nil {
 		if _, err = linkProtocol.Greet(plain, name, key, deadline); err != nil {
 			return nil, nil, err
@@ -90,9 +94,10 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 		if err = plain.SetDeadline(deadline); err != nil {
 			return nil, nil, err
 		}
-		secure := tls.Client(plain, n.config.TLS)
+		limit.left = maxBetween // who has the secret, and no certificate, is not read for longer
+		secure := tls.Client(limit, n.config.TLS)
 		if err = secure.Handshake(); err != nil {
-			return nil, nil, err
+			return nil, nil, asCertificateError(err)
 		}
 		if key, err = bound(key, secure); err != nil {
 			return nil, nil, err
@@ -101,8 +106,9 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	}
 	s, err := linkProtocol.Greet(c, name, key, deadline)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, asCertificateError(err) // the other process verifies the certificate of this one behind the handshake of TLS
 	}
+	limit.left = -1
 	if err = c.SetDeadline(deadline); err != nil {
 		return nil, nil, err
 	}

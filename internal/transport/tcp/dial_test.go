@@ -169,8 +169,7 @@ func TestDescriptorsAreTold(t *testing.T) {
 // So are those of an attempt that ends within TLS, because its time is over or because it is given up.
 func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
 	noLeaks(t)
-	settings, err := TLS(authority(t))
-	require.NoError(t, err)
+	settings := newAuthority(t).settings(t)
 	for n := range 10 {
 		silent := listenOn(t, "127.0.0.1:0")
 		within := make(chan net.Conn, 1)

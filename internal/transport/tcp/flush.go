@@ -1,14 +1,14 @@
 package tcp
 
 // TryFlush sends the rest of a frame that TrySend has taken, and does not wait. It reports whether nothing is left of it here; where somebody
-// else is sending, he sends the rest before anything else.
+// else is sending, he sends the rest before anything else. Within TLS it reports whether the kernel has all that was sent.
 func (l *Link) TryFlush(on int) (sent bool, err error) {
 	if err := l.Err(); err != nil {
 		return false, err
 	}
 	c := l.conns[on]
-	if !c.plain {
-		return true, nil // TrySend sends whole frames there
+	if c.out != nil {
+		return c.out.empty(), nil
 	}
 	s := &c.sending
 	if !s.TryLock() {

@@ -11,14 +11,17 @@ import (
 // Timing is when a link counts as lost. What counts is that the other kernel acknowledges what was sent, which proves that the host
 // lives and that the way there and back is open; whether the process does anything is another matter.
 type Timing struct {
-	Beat     time.Duration // a connection that has sent nothing for so long sends a heartbeat; and how often links are looked at
+	Beat     time.Duration // a connection that has sent nothing for so long sends a heartbeat
 	Unacked  time.Duration // a connection is lost when it has made no progress for so long; and how long a link that ends is read
 	Greeting time.Duration // a stranger has so long for the handshake and the introduction
 }
 
-// DefaultTiming finds a dead host, or a cut in either direction, on this host too, within 2.25 s: at most two looks until a heartbeat, the
-// wait and a look.
+// DefaultTiming finds a dead host, or a cut in either direction, on this host too, within 2 s: at most Beat and a look until a heartbeat, the wait
+// and a look.
 var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Millisecond, Greeting: 5 * time.Second}
+
+// looks is how often links are looked at: more often than heartbeats are sent, because twice a look is a part of the time until a loss is found.
+func (t Timing) looks() time.Duration { return t.Beat / 2 }
 
 // mostUnsent is how much a connection may hold before heartbeats are left out: the other process is stopped, and they would pile up.
 const mostUnsent = 4 << 10
@@ -31,7 +34,7 @@ var errUnacknowledged = errors.New("its host does not acknowledge what was sent:
 
 // watch looks at all links until the node is closed.
 func (n *Node) watch() {
-	tick := time.NewTicker(n.config.Timing.Beat)
+	tick := time.NewTicker(n.config.Timing.looks())
 	defer tick.Stop()
 	last := time.Now()
 	for {
@@ -41,7 +44,7 @@ func (n *Node) watch() {
 		case <-tick.C:
 		}
 		now := time.Now()
-		late := now.Sub(last) > n.config.Timing.Beat+stopped
+		late := now.Sub(last) > n.config.Timing.looks()+stopped
 		last = now
 		for _, l := range n.list() {
 			if err := l.look(now, late); err != nil {
@@ -61,20 +64,31 @@ func (l *Link) look(now time.Time, late bool) error {
 		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
 			return fmt.Errorf("%w (%v)", errUnacknowledged, waited.Round(100*time.Millisecond))
 		}
-		if !c.sending.TryLock() {
-			continue
-		}
-		err = c.tryFlush()
 		idle := time.Duration(l.now()-c.sent.Load()) >= l.node.config.Timing.Beat
-		if err == nil && k.queued <= mostUnsent && idle && len(c.sending.rest) == 0 {
-			err = c.write(&Header{Kind: Heartbeat}, nil)
-		}
-		c.sending.Unlock()
-		if err != nil {
+		if err := c.beat(idle && k.queued <= mostUnsent); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// beat sends what is left of a frame and, where nothing else waits, a heartbeat if one is due.
+func (c *conn) beat(due bool) (err error) {
+	beat := &Header{Kind: Heartbeat}
+	if c.out != nil {
+		if due && c.out.empty() {
+			_, err = c.queue(beat, nil, false)
+		}
+		return err
+	}
+	if !c.sending.TryLock() {
+		return nil
+	}
+	defer c.sending.Unlock()
+	if err = c.tryFlush(); err == nil && due && len(c.sending.rest) == 0 {
+		err = c.write(beat, nil)
+	}
+	return err
 }
 
 // kernelState is what the kernel says of a connection.
@@ -122,8 +136,8 @@ func (c *conn) kernel() (k kernelState, err error) {
 		}
 		// The kernel counts a probe after it was sent. On a link without delay its answer has come by then, so one may be an old one.
 		k.acked, k.packets, k.probes = info.Bytes_acked, info.Unacked > 0, info.Probes > 1
-		// The first probe comes a retransmission timeout after the packet, and the second one two behind it. A look sees that one Beat later.
-		k.probing = 3*time.Duration(info.Rto)*time.Microsecond + c.link.node.config.Timing.Beat
+		// The first probe comes a retransmission timeout after the packet, and the second one two behind it. The next look sees that.
+		k.probing = 3*time.Duration(info.Rto)*time.Microsecond + c.link.node.config.Timing.looks()
 		k.queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
 	})
 	if failed != nil {

@@ -209,19 +209,19 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// From a cut on, a loss is found within 2.25 s, wherever the cut lies between two looks, and also where no packet leaves this host. A timer
+// From a cut on, a loss is found within 2 s, wherever the cut lies between two looks, and also where no packet leaves this host. A timer
 // may be late or early by little.
 func TestBoundOfALoss(t *testing.T) {
 	const rto = 204 * time.Millisecond // the least one of a network without delay, and a tick of the kernel
 	for name, hole := range map[string]bool{"a cut on the way": false, "a black hole on this host": true} {
-		for _, every := range []time.Duration{DefaultTiming.Beat - time.Millisecond, DefaultTiming.Beat} {
+		for _, every := range []time.Duration{DefaultTiming.looks() - time.Millisecond, DefaultTiming.looks()} {
 			for phase := time.Duration(0); phase < every; phase += 5 * time.Millisecond {
 				cut := time.Now() // the last frame was sent, and acknowledged, in this moment
 				var p progress
 				var beat, found time.Duration
 				p.look(kernelState{acked: 9}, cut.Add(phase-every), true)
 				for at := phase; found == 0; at += every {
-					k := kernelState{acked: 9, probing: 3*rto + DefaultTiming.Beat}
+					k := kernelState{acked: 9, probing: 3*rto + DefaultTiming.looks()}
 					if beat != 0 {
 						k.queued, k.packets, k.probes = HeaderBytes, !hole, hole && at-beat >= 3*rto
 					}
@@ -233,7 +233,7 @@ func TestBoundOfALoss(t *testing.T) {
 					}
 					require.Less(t, at, soon, name)
 				}
-				require.LessOrEqual(t, found, 2250*time.Millisecond, "%s, first look after %v", name, phase)
+				require.LessOrEqual(t, found, 2*time.Second, "%s, first look after %v", name, phase)
 				require.GreaterOrEqual(t, found, DefaultTiming.Unacked, name)
 			}
 		}

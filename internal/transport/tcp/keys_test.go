@@ -14,10 +14,7 @@ func TestKeys(t *testing.T) {
 	for _, encrypted := range []bool{false, true} {
 		change := func(*Config) {}
 		if encrypted {
-			cert, key, ca := authority(t)
-			settings, err := TLS(cert, key, ca)
-			require.NoError(t, err)
-			change = func(c *Config) { c.TLS = settings }
+			change = secure(newAuthority(t).settings(t))
 		}
 		other, otherKey := handshake.Space{9}, handshake.Key{9}
 		a, b, c := newEnd(t, change), newEnd(t, change), newEndWith(t, other, otherKey, change)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -75,6 +76,9 @@ func (l *Link) start() {
 		_ = c.send(&Header{Kind: Heartbeat}, nil) // what has come is read in any case
 	}
 	for _, c := range l.conns {
+		if c.out != nil {
+			l.running.Go(c.runOutbox)
+		}
 		l.running.Go(func() {
 			err := c.run()
 			l.lose(err)
@@ -104,6 +108,11 @@ func (l *Link) end(own bool, why error) {
 	defer limit.Stop()
 	deadline := time.Now().Add(l.node.config.Timing.Unacked)
 	for _, c := range l.conns {
+		if c.out != nil { // what it has counts as sent
+			_ = c.tcp.SetWriteDeadline(deadline)
+			c.out.close()
+			continue
+		}
 		if !own {
 			_ = c.tcp.CloseWrite()
 			continue
@@ -154,7 +163,7 @@ func (l *Link) callLost(why error) {
 // Break ends the link because of an internal error of this process.
 func (l *Link) Break(why error) { l.lose(&frameError{why}) }
 
-// drain waits until all connections were read to their end.
+// drain waits until all connections were read to their end, and what outboxes hold was written.
 func (l *Link) drain(limit <-chan time.Time) {
 	for _, c := range l.conns {
 		select {
@@ -165,10 +174,23 @@ func (l *Link) drain(limit <-chan time.Time) {
 			return
 		}
 	}
+	for _, c := range l.conns {
+		if c.out == nil {
+			continue
+		}
+		select {
+		case <-c.out.done:
+		case <-l.undrained:
+			return
+		case <-limit:
+			return
+		}
+	}
 }
 
 // Send sends a frame on a connection; 0 is the control connection. h.Bytes is set to the length of the payload. It returns when the
-// kernel has all of it, so the payload may be overwritten then. It blocks where the connection is full.
+// kernel has all of it, within TLS when a goroutine of the connection has a copy, so the payload may be overwritten then. It blocks where the
+// connection is full.
 func (l *Link) Send(on int, h *Header, payload ...[]byte) error {
 	if err := l.Err(); err != nil {
 		return err
@@ -192,7 +214,7 @@ func (l *Link) own(err error) error {
 
 // TrySend is Send that does not wait: it reports false if the connection takes nothing now. Of a frame that it takes, the rest may go out
 // with a later call of TrySend, Send, Poll or Leave; the payload may be overwritten. A thread that attends the link uses it, polls, and tries
-// again: if it waited in Send, and one of the other process did as well, nobody would read. Within TLS goroutines read, and it waits as Send does.
+// again: if it waited in Send, and one of the other process did as well, nobody would read. Within TLS a goroutine of the connection sends a copy.
 func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err error) {
 	if err := l.Err(); err != nil {
 		return false, err
@@ -209,11 +231,8 @@ func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err er
 }
 
 // Push is TrySend for a thread that does not attend the link: goroutines read it. The rest of the frame is sent by threads that call PollData, as
-// long as Calm says that there are some, or by a goroutine. Within TLS it takes nothing, since TrySend waits there.
+// long as Calm says that there are some, or by a goroutine.
 func (l *Link) Push(on int, h *Header, payload ...[]byte) (taken bool, err error) {
-	if !l.conns[on].plain {
-		return false, l.Err()
-	}
 	if taken, err = l.TrySend(on, h, payload...); taken && l.conns[on].calmers.Load() == 0 {
 		l.conns[on].flushRest()
 	}
@@ -262,8 +281,8 @@ func (l *Link) Poll() (frames int, err error) {
 	return frames, nil
 }
 
-// PollData reads what has come on the data connections. Any thread may call it, and does not wait; where a goroutine reads, nothing is done. It
-// reports whether a frame has come.
+// PollData reads what has come on the data connections. Any thread may call it, and does not wait; where a goroutine reads, as within TLS, it gets
+// the processor. It reports whether a frame has come.
 // Requires: not within the receiver.
 func (l *Link) PollData() (came bool) {
 	if l.Err() != nil { // goroutines read what is left
@@ -281,8 +300,12 @@ func (l *Link) PollData() (came bool) {
 		if err != nil {
 			l.lose(err)
 		}
-		if busy && !came { // the other one may need this processor
+		switch {
+		case came || !busy:
+		case c.plain: // the other one may need this processor
 			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		default: // a goroutine is to read and another one to write
+			runtime.Gosched()
 		}
 	}
 	return came

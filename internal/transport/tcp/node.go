@@ -74,7 +74,7 @@ type Node struct {
 
 // peer is what the node knows of one process.
 type peer struct {
-	link     *Link // stays when it is lost, so that it is not made again, unless nothing has come over it
+	link     *Link // stays when it is lost, so that it is not made again, unless nothing has come over it or Forget is called
 	dialing  bool
 	newest   uint64 // the highest attempt of the other process
 	incoming *incoming
@@ -240,6 +240,16 @@ func (n *Node) ended(l *Link) (attempt bool) {
 		p.signal()
 	}
 	return true
+}
+
+// Forget lets a link that is lost be made again, as one that nobody here needs: no frame is missed that was on its way.
+func (n *Node) Forget(l *Link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.peers[l.peer]; p != nil && p.link == l && l.Err() != nil {
+		p.link = nil
+		p.signal()
+	}
 }
 
 // dead reports whether a connection of the attempt has ended. Nobody reads them yet.

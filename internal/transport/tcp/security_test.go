@@ -1,18 +1,9 @@
 package tcp
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"io"
-	"math/big"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -224,127 +215,4 @@ func TestHalfALink(t *testing.T) {
 	}
 	require.True(t, half())
 	require.Eventually(t, func() bool { return !half() }, soon, time.Millisecond)
-}
-
-// authority writes the files of a certificate of an authority, and of the authority.
-func authority(t *testing.T) (certificate, key, authorities string) {
-	t.Helper()
-	dir := t.TempDir()
-	write := func(name, kind string, der []byte) string {
-		path := filepath.Join(dir, name)
-		require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-		return path
-	}
-	certified := func(is bool, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
-		k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		require.NoError(t, err)
-		c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: is, BasicConstraintsValid: true}
-		if parent == nil {
-			parent, signer = c, k
-		}
-		der, err := x509.CreateCertificate(rand.Reader, c, parent, &k.PublicKey, signer)
-		require.NoError(t, err)
-		c, err = x509.ParseCertificate(der)
-		require.NoError(t, err)
-		return c, k
-	}
-	ca, caKey := certified(true, nil, nil)
-	own, ownKey := certified(false, ca, caKey)
-	der, err := x509.MarshalPKCS8PrivateKey(ownKey)
-	require.NoError(t, err)
-	return write("own.pem", "CERTIFICATE", own.Raw), write("key.pem", "PRIVATE KEY", der), write("ca.pem", "CERTIFICATE", ca.Raw)
-}
-
-func TestTLS(t *testing.T) {
-	noLeaks(t)
-	cert, key, ca := authority(t)
-	settings, err := TLS(cert, key, ca)
-	require.NoError(t, err)
-	secure := func(c *Config) { c.TLS = settings }
-	a, b := newEnd(t, secure), newEnd(t, secure)
-	l := a.linkTo(t, b)
-	for n := range uint64(50) {
-		require.NoError(t, l.Send(1, message(n+1), make([]byte, MaxMessage)))
-	}
-	b.await(t, 50)
-	l.Attend() // goroutines read; a thread that polls finds nothing
-	_, err = l.Poll()
-	require.NoError(t, err)
-	l.Leave()
-	require.NoError(t, b.linkOf(t, a).Send(2, message(1), []byte("back")))
-	require.Equal(t, "back", a.await(t, 1)[0].body)
-
-	// Nobody gets as far as TLS without the secret, so no certificate is read before.
-	c := knock(t, a)
-	require.Error(t, tls.Client(c, settings).Handshake())
-
-	// Nobody gets in without a certificate of the authority, without TLS, or without the secret.
-	otherCert, otherKey, _ := authority(t)
-	foreign, err := TLS(otherCert, otherKey, ca)
-	require.NoError(t, err)
-	for name, change := range map[string]func(*Config){
-		"foreign": func(c *Config) { c.TLS = foreign },
-		"plain":   func(*Config) {},
-		"secret":  func(c *Config) { c.TLS = settings },
-		"old": func(c *Config) {
-			c.TLS = settings.Clone()
-			c.TLS.MinVersion, c.TLS.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
-		},
-	} {
-		with := testKey
-		if name == "secret" {
-			with[0]++
-		}
-		c := newEndWith(t, testSpace, with, func(c *Config) {
-			change(c)
-			c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 500 * time.Millisecond}
-		})
-		_, err := c.dialTo(a)
-		require.Error(t, err, name)
-	}
-	for _, files := range [][3]string{{cert, otherKey, ca}, {cert, key, cert + ".none"}, {cert, key, key}} {
-		_, err := TLS(files[0], files[1], files[2])
-		require.Error(t, err)
-	}
-}
-
-// The secret proves nothing to somebody who ends TLS in between, even with a certificate of the authority.
-func TestSomebodyBetweenTwoTLSConnections(t *testing.T) {
-	noLeaks(t)
-	cert, key, ca := authority(t)
-	settings, err := TLS(cert, key, ca)
-	require.NoError(t, err)
-	secure := func(c *Config) { c.TLS = settings }
-	a, b := newEnd(t, secure), newEnd(t, secure)
-	between, to := listenOn(t, "127.0.0.1:0"), b.at[0].String()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c, err := between.Accept()
-		if err != nil {
-			return
-		}
-		d, err := net.Dial("tcp", to)
-		if err != nil {
-			return
-		}
-		for _, part := range []struct {
-			from, to net.Conn
-			bytes    int64
-		}{{c, d, handshake.HelloBytes}, {d, c, handshake.NonceBytes}, {c, d, handshake.ProofBytes}, {d, c, handshake.ProofBytes}} {
-			_, _ = io.CopyN(struct{ io.Writer }{part.to}, struct{ io.Reader }{part.from}, part.bytes) // the challenge in front of TLS can be passed on
-		}
-		from, onward := tls.Server(c, settings), tls.Client(d, settings)
-		go func() {
-			_, _ = io.Copy(from, onward)
-			_ = c.Close()
-		}()
-		_, _ = io.Copy(onward, from)
-		_, _ = d.Close(), c.Close()
-	}()
-	b.at = []netip.AddrPort{between.Addr().(*net.TCPAddr).AddrPort()}
-	_, err = a.dialTo(b)
-	require.ErrorIs(t, err, handshake.ErrRefused)
-	require.NoError(t, between.Close())
-	<-done
 }

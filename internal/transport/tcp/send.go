@@ -8,43 +8,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// send writes a frame. It returns when the kernel has all of it.
+// send writes a frame. It returns when the kernel has all of it, within TLS when the outbox has it.
 func (c *conn) send(h *Header, payload [][]byte) error {
+	if c.out != nil {
+		_, err := c.queue(h, payload, true)
+		return err
+	}
 	s := &c.sending
 	s.Lock()
 	defer s.Unlock()
 	return c.write(h, payload)
 }
 
-// write is send for who has the lock.
+// write is send without TLS, for who has the lock.
 func (c *conn) write(h *Header, payload [][]byte) error {
 	if err := c.flush(); err != nil {
 		return err
 	}
 	out := net.Buffers(c.encode(h, payload))
-	var err error
-	if c.plain {
-		_, err = out.WriteTo(c.tcp)
-	} else {
-		_, err = out.WriteTo(c.Conn)
-	}
+	_, err := out.WriteTo(c.tcp)
 	clear(c.sending.bufs)
 	c.sent.Store(c.link.now())
 	c.sending.broken = err // a part of the frame may be out
 	return err
 }
 
-// encode returns the bytes of a frame. They are valid as long as the lock of sending is held. TLS has checksums of its own.
+// encode returns the bytes of a frame without TLS. They are valid as long as the lock of sending is held.
 func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
 	s := &c.sending
 	h.Encode(&s.head)
-	if c.plain {
-		sum := crc32.Checksum(s.head[:sumAt], castagnoli)
-		for _, p := range payload {
-			sum = crc32.Update(sum, castagnoli, p)
-		}
-		binary.LittleEndian.PutUint32(s.head[sumAt:], sum)
+	sum := crc32.Checksum(s.head[:sumAt], castagnoli)
+	for _, p := range payload {
+		sum = crc32.Update(sum, castagnoli, p)
 	}
+	binary.LittleEndian.PutUint32(s.head[sumAt:], sum)
 	s.bufs = append(append(s.bufs[:0], s.head[:]), payload...)
 	return s.bufs
 }
@@ -62,10 +59,10 @@ func (c *conn) flush() error {
 }
 
 // trySend writes a frame if the kernel takes at least its beginning without waiting. The rest is kept, and goes with the next call of
-// anybody. It reports whether the frame was taken. Goroutines read a connection with TLS, so there it may wait.
+// anybody. It reports whether the frame was taken. Within TLS the outbox takes frames as a whole.
 func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
-	if !c.plain {
-		return true, c.send(h, payload)
+	if c.out != nil {
+		return c.queue(h, payload, false)
 	}
 	s := &c.sending
 	if !s.TryLock() {

@@ -1,0 +1,71 @@
+package tcp
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// authority certifies processes.
+type authority struct {
+	certificate *x509.Certificate
+	key         *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) (a authority) {
+	t.Helper()
+	a.certificate, a.key = certified(t, nil, nil, time.Now().Add(time.Hour))
+	return a
+}
+
+// certified returns a certificate that is valid until a time, of an authority or of nobody but itself.
+func certified(t *testing.T, parent *x509.Certificate, signer *ecdsa.PrivateKey, until time.Time) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, IsCA: parent == nil, BasicConstraintsValid: true}
+	if parent == nil {
+		parent, signer = c, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
+	require.NoError(t, err)
+	c, err = x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return c, key
+}
+
+// texts returns what the files of a process hold.
+func (a authority) texts(t *testing.T, until time.Time) (certificate, key, authorities []byte) {
+	t.Helper()
+	own, ownKey := certified(t, a.certificate, a.key, until)
+	der, err := x509.MarshalPKCS8PrivateKey(ownKey)
+	require.NoError(t, err)
+	text := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
+	return text("CERTIFICATE", own.Raw), text("PRIVATE KEY", der), text("CERTIFICATE", a.certificate.Raw)
+}
+
+func (a authority) settings(t *testing.T) *tls.Config {
+	t.Helper()
+	c, err := TLS(a.texts(t, time.Now().Add(time.Hour)))
+	require.NoError(t, err)
+	return c
+}
+
+func secure(settings *tls.Config) func(*Config) { return func(c *Config) { c.TLS = settings } }
+
+// linked returns two ends and their link, with TLS.
+func linked(t *testing.T) (a, b *end, there, back *Link) {
+	t.Helper()
+	settings := newAuthority(t).settings(t)
+	a, b = newEnd(t, secure(settings)), newEnd(t, secure(settings))
+	there = a.linkTo(t, b)
+	return a, b, there, b.linkOf(t, a)
+}

@@ -1,0 +1,80 @@
+package pgbackend
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+)
+
+// Ranks to which another one tells why the group is not made raise the same kind of error, with the same culprit.
+func TestCulpritCrossesInARound(t *testing.T) {
+	died := &coll.Failure{Status: coll.PeerFailure, Rank: 2, PID: 7, Host: "host b", Group: "g", Message: "sagecomm: rank 2 is lost"}
+	slow := &coll.Failure{Status: coll.Timeout, Rank: 1, PID: 6, Host: "host a", Message: "sagecomm: rank 1 does not answer"}
+	own := errors.New("the caller's store says: Connection closed by peer")
+	for name, c := range map[string]struct {
+		of         [3]error // by rank
+		status     coll.Status
+		rank, pid  int
+		host, text string
+	}{
+		"a death":                      {[3]error{nil, fmt.Errorf("the links: %w", died), nil}, coll.PeerFailure, 2, 7, "host b", "rank 1: the links: sagecomm: rank 2 is lost"},
+		"a death behind another cause": {[3]error{slow, died, nil}, coll.PeerFailure, 2, 7, "host b", "rank 0: sagecomm: rank 1 does not answer; rank 1: sagecomm: rank 2 is lost"},
+		"silence":                      {[3]error{nil, own, slow}, coll.Timeout, 1, 6, "host a", "rank 2: sagecomm: rank 1 does not answer"},
+		"a text that looks like one":   {[3]error{own, nil, nil}, coll.System, -1, 0, "", "Connection closed by peer"},
+		"another fault of a rank":      {[3]error{&coll.Failure{Status: coll.Internal, Rank: 0, PID: 5, Message: "a panic"}, nil, nil}, coll.System, 0, 5, "", "rank 0: a panic"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := bootstrap.NewMemStore()
+			ranksOf(t, 3, func(rank int) error {
+				err := bootstrap.Agree(store, "round", rank, 3, opTimeout, telling(c.of[rank]))
+				f := CreateFailure("g", err)
+				if f.Status != c.status || f.Rank != c.rank || f.PID != c.pid || f.Host != c.host || f.Group != "g" {
+					return fmt.Errorf("rank %d: %+v", rank, f)
+				}
+				require.ErrorContains(t, f, c.text)
+				// It passes that on to those that come later.
+				require.NoError(t, bootstrap.Abandon(store, "next", rank, telling(err)))
+				told := bootstrap.Abandoned(store, "next", rank)
+				passed := readTold(told.Detail)
+				if (passed == nil) != (c.rank < 0) || passed != nil && passed.Rank != c.rank || told.Reason != err.Error() {
+					return fmt.Errorf("rank %d: %+v", rank, told)
+				}
+				return nil
+			})
+		})
+	}
+	for _, detail := range []string{"", "x", `{"status":0,"rank":1}`, `{"status":-4,"rank":-1}`, `{"status":-400,"rank":0}`} {
+		require.Nil(t, readTold([]byte(detail)), detail)
+	}
+}
+
+// Of a process that is lost, any rank may have given the reason.
+func TestWhyUnlinkedIsAskedOfAllRanks(t *testing.T) {
+	for _, gaveUp := range []int{1, 2} {
+		g := &Group{name: "g", size: 4, members: make([]member, 4), links: &groupLinks{processes: []linkedProcess{{ranks: []int{0}}, {ranks: []int{1, 2}}, {ranks: []int{3}}}}}
+		for rank := range g.members {
+			g.members[rank].PID = 10 + rank
+		}
+		store := bootstrap.NewMemStore()
+		g.unlinked.Store(g.noLink(g.links.processes[1], errors.New("EOF")))
+		before := g.unlinked.Load()
+		g.askWhyUnlinked(store, "joined")
+		require.Same(t, before, g.unlinked.Load())
+		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, errors.New("sagecomm: no memory")))
+		g.askWhyUnlinked(store, "joined")
+		require.NoError(t, expect(g.unlinked.Load(), coll.System, fmt.Sprintf("rank %d (host , pid %d) does not make the group any more: no memory", gaveUp, 10+gaveUp)))
+		require.Equal(t, gaveUp, g.unlinked.Load().Rank)
+
+		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, telling(&coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"})))
+		g.unlinked.Store(before)
+		g.askWhyUnlinked(store, "joined")
+		f := g.unlinked.Load()
+		require.NoError(t, expect(f, coll.PeerFailure, "rank 3 died"))
+		require.Equal(t, []any{3, 13, "b"}, []any{f.Rank, f.PID, f.Host})
+	}
+}

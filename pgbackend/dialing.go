@@ -1,0 +1,119 @@
+package pgbackend
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/handshake"
+	"sagecomm/internal/transport/tcp"
+)
+
+// This file dials the processes of a group, and reads why one could not be dialed. A process may have several addresses, and each has an error of
+// its own: one may lose a packet while at another one, which means another machine on this network, somebody refuses.
+
+// noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
+func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
+	rank := to.ranks[0]
+	status, text := coll.System, strings.TrimPrefix(why.Error(), "sagecomm: ")
+	var lost *tcp.LostError
+	var certificate *tcp.CertificateError
+	switch {
+	case errors.As(why, &lost), everywhere(why, isAny(unix.ECONNREFUSED, unix.ECONNRESET, io.EOF)):
+		status, text = coll.PeerFailure, closedByPeer+": "+text
+	case errors.As(why, &certificate): // tells more than that the time is up, where another address does not answer
+	case errors.Is(why, context.DeadlineExceeded):
+		status, text = coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets"
+	case errors.Is(why, handshake.ErrRefused) && !g.members[0].HasSecret:
+		text = "that process does not make the group any more: its log says why"
+	}
+	f := g.failedRank(status, rank)
+	f.Message = fmt.Sprintf("sagecomm: group %q: no link to %s: %s", g.name, g.who(rank), text)
+	return f
+}
+
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses.
+func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
+	id, n := tcp.Identity(to.at.ID), l.network
+	began := time.Now()
+	if bytes.Compare(n.id[:], id[:]) > 0 {
+		link = n.node.Await(ctx, id, firstDial)
+	}
+	for link == nil {
+		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !everywhere(err, refused) {
+			link = n.node.Await(ctx, id, otherWay)
+		}
+		if link == nil && (ctx.Err() != nil || !mayPass(err, time.Since(began))) {
+			return nil, errors.Join(ctx.Err(), err)
+		}
+	}
+	return link, link.Err()
+}
+
+// mayPass reports whether another attempt to dial may succeed, of which the first one began so long ago.
+func mayPass(err error, tried time.Duration) bool {
+	passes := func(err error) bool {
+		var network net.Error
+		switch {
+		case !errors.As(err, &network), isAny(unix.ECONNREFUSED)(err), refused(err):
+			return false
+		case isAny(unix.ENETUNREACH, unix.EHOSTUNREACH)(err): // a wrong interface, or a host without power: as a rule for ever
+			return tried < noWayLimit
+		}
+		return true
+	}
+	return !everywhere(err, func(err error) bool { return !passes(err) })
+}
+
+// refused reports whether one of the two processes does not accept the other one.
+func refused(err error) bool {
+	var certificate *tcp.CertificateError
+	return errors.Is(err, handshake.ErrRefused) || errors.As(err, &certificate)
+}
+
+// everywhere reports whether the errors of all addresses are such. That the time is up is none of them.
+func everywhere(err error, such func(error) bool) bool {
+	all := atAddresses(err)
+	for _, each := range all {
+		if !such(each) {
+			return false
+		}
+	}
+	return len(all) > 0
+}
+
+// isAny returns a function that reports whether an error is one of some.
+func isAny(some ...error) func(error) bool {
+	return func(err error) bool {
+		for _, each := range some {
+			if errors.Is(err, each) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// atAddresses returns the errors that were joined.
+func atAddresses(err error) (all []error) {
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+		if joined, ok := inner.(interface{ Unwrap() []error }); ok {
+			for _, each := range joined.Unwrap() {
+				all = append(all, atAddresses(each)...)
+			}
+			return all
+		}
+	}
+	if err == nil || err == context.DeadlineExceeded || err == context.Canceled {
+		return nil
+	}
+	return []error{err}
+}
