@@ -37,21 +37,21 @@ func newTalker(p *Pair, own runner.Peer, k int) *talker {
 }
 
 func (x *talker) offset() uint64 {
-	return uint64(2*page+int64(runner.Lanes)*runner.SharedBlockBytes(2)) + uint64(x.k)*runner.ChannelBytes
+	return uint64(2*page+int64(runner.Lanes)*runner.SharedBlockBytes(2)) + uint64(x.k)*uint64(runner.Short.ChannelBytes())
 }
 
 // step does what can be done now.
 func (x *talker) step() {
 	c := &x.pair.lanes[runner.HostLane].channels[x.k]
 	if next := x.sent + 1; next <= c.room.Load()+runner.ChannelPlaces {
-		place := runner.PlaceOf(unsafe.Add(x.own.Arena, x.offset()), next)
+		place := runner.Short.PlaceOf(unsafe.Add(x.own.Arena, x.offset()), next)
 		*place.Bytes = messageBytes
 		place.Filled.Store(next)
 		x.sent = next
 		x.progress.Add(1)
 		x.pair.Push()
 	}
-	if next := x.taken + 1; runner.PlaceOf(c.in, next).Filled.Load() == next {
+	if next := x.taken + 1; runner.Short.PlaceOf(c.in, next).Filled.Load() == next {
 		c.taken.Store(next)
 		x.taken = next
 		x.progress.Add(1)
@@ -114,7 +114,7 @@ func secondGroup(t *testing.T, a, b *end) (pairs [2]*Pair, own [2]runner.Peer) {
 		var free func()
 		own[rank], free = newOwn(t, rank)
 		var err error
-		pairs[rank], err = e.Add(Config{Link: e.pair.Link, Group: 6, Rank: rank, To: 1 - rank, Size: 2, Own: own[rank], Lost: func(error) {}})
+		pairs[rank], err = e.Add(Config{Link: e.pair.Link, Group: 6, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Own: own[rank], Lost: func(error) {}})
 		require.NoError(t, err)
 		t.Cleanup(func() { // before the nodes are closed
 			e.goOn()
@@ -205,7 +205,7 @@ func TestPairsEndBesideThreadsThatPoll(t *testing.T) {
 			frees[rank] = free
 			l, err := e.node.Link(ctx, []*end{b, a}[rank].id, []netip.AddrPort{}, handshake.Space{})
 			require.NoError(t, err)
-			pairs[rank], err = e.Add(Config{Link: l, Group: 10 + n, Rank: rank, To: 1 - rank, Size: 2, Own: own, Lost: func(error) {}})
+			pairs[rank], err = e.Add(Config{Link: l, Group: 10 + n, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Own: own, Lost: func(error) {}})
 			require.NoError(t, err)
 			talkers = append(talkers, newTalker(pairs[rank], own, 0))
 		}
