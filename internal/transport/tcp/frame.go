@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 )
 
 // Kind is the kind of a frame.
@@ -63,9 +62,6 @@ const (
 	HeaderBytes = 64
 	sumAt       = 60
 )
-
-// castagnoli is the table of CRC-32C, for which processors have an instruction.
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // The longest payloads.
 const (

@@ -169,7 +169,7 @@ func (c *conn) filled(n int) {
 	if c.plain {
 		for left, k := n, 0; left > 0; k++ {
 			part := r.payload[k][:min(left, len(r.payload[k]))]
-			r.sum = crc32.Update(r.sum, castagnoli, part)
+			r.sum = update(r.sum, part)
 			left -= len(part)
 		}
 	}

@@ -39,7 +39,7 @@ func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
 	h.Encode(&s.head)
 	sum := crc32.Checksum(s.head[:sumAt], castagnoli)
 	for _, p := range payload {
-		sum = crc32.Update(sum, castagnoli, p)
+		sum = update(sum, p)
 	}
 	binary.LittleEndian.PutUint32(s.head[sumAt:], sum)
 	s.bufs = append(append(s.bufs[:0], s.head[:]), payload...)
