@@ -193,9 +193,22 @@ func (h *hosts) begin(t *testing.T, w *world, phase int) (works []runner.Work) {
 		peer := h.pair(from, 1-from).Peer()
 		told := runner.WordsOf(unsafe.Add(peer.Arena, peer.Shared[runner.HostLane]), 2).Read(from)
 		require.Eventually(t, func() bool { return told.Load() > 1<<20 }, opTimeout, time.Millisecond)
-		h.block(1 - from) // nothing more comes until the test goes on
+		h.stopReading(1-from, from) // nothing more comes until the test goes on
 	}
 	return works
+}
+
+// stopReading leaves what comes for a rank in the kernel until unblock. block would not do where an operation fails, which waits for who
+// handles what has come.
+func (h *hosts) stopReading(rank, from int) {
+	l := h.pair(rank, from).Link
+	l.Attend()
+	unblock := h.unblock
+	h.unblock = func() {
+		unblock()
+		l.Leave()
+		h.unblock = unblock
+	}
 }
 
 // A rank that aborts and leaves in any phase of an operation ends it on the other rank. Links stay, and the memory of all is given back.
