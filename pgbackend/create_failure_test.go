@@ -53,6 +53,16 @@ func TestCulpritCrossesInARound(t *testing.T) {
 	}
 }
 
+// Where two ranks have lost each other, each names the other one: no rank is the culprit of its own error.
+func TestNoRankIsItsOwnCulprit(t *testing.T) {
+	detail := telling(&coll.Failure{Status: coll.PeerFailure, Rank: 1, PID: 6, Message: "rank 1 is lost"}).(bootstrap.Detailed).Detail()
+	for rank, want := range []int{1, -1, 1} {
+		err := fmt.Errorf("the links: %w", &bootstrap.FailedError{Prefix: "round", Size: 3, Failed: []bootstrap.RankFailure{{Rank: 0, Reason: "rank 1 is lost", Detail: detail}}})
+		(&Group{rank: rank}).forgetOwnCulprit(err)
+		require.Equal(t, want, CreateFailure("g", err).Rank, rank)
+	}
+}
+
 // Of a process that is lost, any rank may have given the reason.
 func TestWhyUnlinkedIsAskedOfAllRanks(t *testing.T) {
 	for _, gaveUp := range []int{1, 2} {

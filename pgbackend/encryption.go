@@ -70,14 +70,8 @@ func readEncryption(settings *env.Settings) (texts [3][]byte, hash [sha256.Size]
 
 // checkEncryption refuses a group of which only some ranks encrypt. All ranks return the same.
 func (g *Group) checkEncryption() error {
-	for rank, m := range g.members {
-		if m.Encrypts != g.members[0].Encrypts {
-			with, without := 0, rank
-			if m.Encrypts {
-				with, without = rank, 0
-			}
-			return fmt.Errorf("TLS is set on rank %d and not on rank %d, and the ranks are on several hosts: set SAGECOMM_TLS_CERTIFICATE, SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES on all ranks, or on none", with, without)
-		}
+	if with, without, differ := g.differ(func(m *member) bool { return m.Encrypts }); differ {
+		return fmt.Errorf("TLS is set on rank %d and not on rank %d, and the ranks are on several hosts: set SAGECOMM_TLS_CERTIFICATE, SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES on all ranks, or on none", with, without)
 	}
 	return nil
 }

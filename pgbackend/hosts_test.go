@@ -143,13 +143,13 @@ func die(n *network) {
 	delete(p.networks.all, n)
 }
 
-// All survivors have one cause, which names the rank that was lost, and a group that they make again works.
-func TestLostLinksOverHosts(t *testing.T) {
-	w := newHostsWorld(t, "0012")
+// cutLast cuts rank 3 off while the others are in a collective of n elements, and returns when they have one cause, which names it.
+func cutLast(t *testing.T, w *world, n int) {
+	t.Helper()
 	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
 	causes := make(chan *coll.Failure, 3)
 	for rank := range 3 {
-		go func() { causes <- sum(w.groups[rank], 1000) }()
+		go func() { causes <- sum(w.groups[rank], n) }()
 	}
 	cutOff(w, 3)
 	for range 3 {
@@ -163,6 +163,12 @@ func TestLostLinksOverHosts(t *testing.T) {
 		}
 		return true
 	}, opTimeout, time.Millisecond)
+}
+
+// All survivors have one cause, which names the rank that was lost, and a group that they make again works.
+func TestLostLinksOverHosts(t *testing.T) {
+	w := newHostsWorld(t, "0012")
+	cutLast(t, w, 1000)
 	w.destroy()
 	for rank := range 3 { // behind the loss nobody looks for memory to free but what has noticed the loss
 		require.Eventually(t, func() bool { return w.groups[rank].life.now() == freed }, opTimeout, time.Millisecond)

@@ -25,12 +25,7 @@ func TestNothingIsLostAtExit(t *testing.T) {
 			for n := uint64(1); back.Send(2, message(n), make([]byte, 1000)) == nil; n++ {
 			}
 		})
-		for n := range uint64(each) {
-			for on := 1; on <= 2; on++ {
-				require.NoError(t, l.Send(on, message(n+1), make([]byte, 20_000)))
-			}
-			require.NoError(t, l.Send(control, &Header{Kind: Collect, Group: 9, Number: n + 1}, make([]byte, maxRecord)))
-		}
+		sendOnAll(t, l, each)
 		a.Close()
 		require.ErrorIs(t, b.awaitLoss(t), io.EOF)
 		require.Equal(t, 3*each, b.count())

@@ -220,3 +220,14 @@ func encoded(h *Header, body []byte) []byte {
 func message(number uint64) *Header {
 	return &Header{Kind: Message, Group: 9, From: 1, To: 2, Channel: 3, Number: number, Hash: 5, Block: 6, Taken: 7}
 }
+
+// sendOnAll sends n frames on each of three connections, in turn.
+func sendOnAll(t *testing.T, l *Link, n uint64) {
+	t.Helper()
+	for number := uint64(1); number <= n; number++ {
+		for on := 1; on <= 2; on++ {
+			require.NoError(t, l.Send(on, message(number), make([]byte, 20_000)))
+		}
+		require.NoError(t, l.Send(control, &Header{Kind: Collect, Group: 9, Number: number}, make([]byte, maxRecord)))
+	}
+}

@@ -232,12 +232,7 @@ func TestNothingIsLostAtExitWithinTLS(t *testing.T) {
 	const each = 40
 	for range 5 {
 		a, b, there, _ := linked(t)
-		for n := range uint64(each) {
-			for on := 1; on <= 2; on++ {
-				require.NoError(t, there.Send(on, message(n+1), make([]byte, 20_000)))
-			}
-			require.NoError(t, there.Send(control, &Header{Kind: Collect, Group: 9, Number: n + 1}, make([]byte, maxRecord)))
-		}
+		sendOnAll(t, there, each)
 		a.Close()
 		require.ErrorIs(t, b.awaitLoss(t), io.EOF)
 		require.Equal(t, 3*each, b.count())
