@@ -58,8 +58,6 @@ typedef struct scr_incident {
 
 #define SCR_LEFT_OUT UINT32_MAX /* in place of the number of a batch */
 
-/* Calls from the runner into Go. They are set once, before the first group.
- * Holds: nothing while one is called, but for push, poll and attend. */
 /* A payload that goes to, or comes from, a rank of another host without a copy: a message of a channel, or a piece of a p2p
  * operation. */
 typedef struct scr_payload {
@@ -72,6 +70,8 @@ typedef struct scr_payload {
 
 #define SCR_PIECE (-1)
 
+/* Calls from the runner into Go. They are set once, before the first group.
+ * Holds: nothing while one is called, but for those that take a pair. */
 typedef struct scr_hooks {
   /* Checks, compiles, numbers and queues a collective that the fast path cannot take. On SAGECOMM_OK *out is the
    * queued run, with a reference for the caller. */

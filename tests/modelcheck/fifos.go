@@ -4,7 +4,8 @@ import "fmt"
 
 // A fifo of p2p operations between hosts (docs/protocol.md, section 16, A fifo is mirrored). The writer puts frames into its fifo. Its pump
 // sends them without WRAP, the reader's pump puts them into the mirror, and the reader takes them out of it. Counts of what the reader has
-// taken come back in CREDIT, of which there may be several on the way. The fifo begins at any place.
+// taken come back in CREDIT, of which there may be several on the way. The fifo begins at any place. A thread may send a frame, straight out of the
+// user's buffer, before it puts it.
 
 // Protections of fifos.
 const (
@@ -14,6 +15,7 @@ const (
 	CreditTooLate                                           // the reader's pump sends CREDIT when the whole fifo is untold
 	CreditOfSent                                            // CREDIT has what has come, and not what was read
 	PushedAfterFrame                                        // the writer's pump counts a frame as sent after it was sent
+	DirectNotSeen                                           // the writer's pump does not know of frames that are sent before they are put
 	lastFifoSwitch
 )
 
@@ -24,6 +26,7 @@ var fifoMutations = []HostMutation{
 	{CreditTooLate, "what was read is told when it is the whole fifo", fifoScenario, Deadlock},
 	{CreditOfSent, "what has come is told as read", fifoScenario, FalseAlert},
 	{PushedAfterFrame, "a frame counts as sent after it was sent", fifoScenario, FalseAlert},
+	{DirectNotSeen, "the pump does not know of a frame that was sent before it is put", fifoScenario, FalseAlert},
 }
 
 const fifoScenario = "p2p operations: a fifo and its mirror"
@@ -44,6 +47,8 @@ type fifoState struct {
 	put, written, seen   uint8 // the writer's: frames, position, and how far the reader is known to have read
 	sending              bool  // PushedAfterFrame: a frame was sent and is not counted yet
 	pushed, pushedFrames uint8 // its pump's
+	direct, known        uint8 // where the last frame ends that was sent before it was put, and what was put then
+	unput                bool  // it is not put yet
 	frames               uint8 // sent, and not yet in the mirror; frames are numbered by their order
 	credits              [mostOnTheWay]uint8
 	nCredits             uint8
@@ -85,10 +90,23 @@ func fifoSteps(s fifoState, off HostSwitch) (list []hostStep[fifoState]) {
 	}
 	if int(s.put) < len(fifoFrames) {
 		_, end := placed(s.written, fifoFrames[s.put])
-		if end-s.seen <= fifoUnits || off == FifoWithoutRoom {
-			step(fmt.Sprintf("the writer puts frame %d", s.put), func(n *fifoState) *violation { n.put++; n.written = end; return nil })
+		if s.unput || end-s.seen <= fifoUnits || off == FifoWithoutRoom {
+			step(fmt.Sprintf("the writer puts frame %d", s.put), func(n *fifoState) *violation {
+				n.put++
+				n.written, n.unput = end, false
+				return nil
+			})
+			if !s.unput && !s.sending && s.pushedFrames == s.put {
+				step(fmt.Sprintf("the writer sends frame %d straight", s.put), func(n *fifoState) *violation {
+					n.frames++
+					n.pushedFrames++
+					n.pushed, n.direct, n.known, n.unput = end, end, n.written, true
+					return nil
+				})
+			}
 		}
 	}
+	sent := s.pushed == s.written || s.pushed == s.direct && s.known <= s.written && s.written < s.pushed
 	count := func(n *fifoState) {
 		_, n.pushed = placed(n.pushed, fifoFrames[n.pushedFrames])
 		n.pushedFrames++
@@ -96,8 +114,11 @@ func fifoSteps(s fifoState, off HostSwitch) (list []hostStep[fifoState]) {
 	switch {
 	case s.sending:
 		step("the writer's pump counts the frame", func(n *fifoState) *violation { n.sending = false; count(n); return nil })
-	case s.pushedFrames < s.put:
+	case !sent || off == DirectNotSeen && s.pushed != s.written:
 		step(fmt.Sprintf("the writer's pump sends frame %d", s.pushedFrames), func(n *fifoState) *violation {
+			if n.pushedFrames >= n.put {
+				return &violation{FalseAlert, fmt.Sprintf("%d frames are put, and the pump sends frame %d", n.put, n.pushedFrames)}
+			}
 			n.frames++
 			if off == PushedAfterFrame {
 				n.sending = true

@@ -26,10 +26,6 @@ const (
 	WordBeforeCount                                               // the thread changes the word, then subtracts itself
 	WordNotChanged                                                // the thread does not change the word
 	PumpWakesNobody                                               // the pump does not wake the rank for which it stores a flag
-	ReferenceNotAwaited                                           // a send by reference is complete when it is published
-	PostNotSwapped                                                // a driver takes its post back by a store
-	TakenNotAwaited                                               // a driver that finds TAKEN does not wait
-	TakenNotSwapped                                               // the pump marks the post as taken by a store
 	EndOfOneEndsLink                                              // the end of one connection closes the others unread
 	ExitWithoutDrain                                              // a process that exits closes connections with frames unread
 	ExitWithoutFlush                                              // a process exits when its ranks have left, whatever its pump has sent
@@ -54,10 +50,6 @@ var linkMutations = []HostMutation{
 	{WordBeforeCount, "a thread changes the word before it subtracts itself", "a thread reads for a while", Deadlock},
 	{WordNotChanged, "a thread that stops reading does not change the word", "a thread reads for a while", Deadlock},
 	{PumpWakesNobody, "the pump wakes nobody", "a thread reads for a while", Deadlock},
-	{ReferenceNotAwaited, "a send by reference is complete when it is published", "a message by reference", WrongData},
-	{PostNotSwapped, "a driver takes its post back by a store", "a message into a posted buffer, and a failure", LateWrite},
-	{TakenNotAwaited, "a driver that finds TAKEN does not wait", "a message into a posted buffer, and a failure", LateWrite},
-	{TakenNotSwapped, "the pump marks the post as taken by a store", "a message into a posted buffer, and a failure", LateWrite},
 	{EndOfOneEndsLink, "the end of one connection closes the others", "a rank exits after its goodbye", BadOutcome},
 	{ExitWithoutDrain, "a process exits with frames unread", "a rank exits after its goodbye", BadOutcome},
 	{ExitWithoutFlush, "a process exits before its pump has sent the goodbye", "a rank exits after its goodbye", BadOutcome},
@@ -79,25 +71,23 @@ const (
 	goodbyeFrame
 )
 
-type linkFrame struct{ kind, channel, number, content uint8 }
+type linkFrame struct{ kind, channel, number uint8 }
 
 // What the writer's rank of a channel does.
 type sender struct {
 	published uint8 // messages that lie in the channel
 	pumped    uint8 // of these, given to the connection
 	room      uint8 // messages that the reader is known to have read
-	source    uint8 // what lies in the buffer: the number of the message
 	left      bool
 	ended     uint8
 }
 
 // The reader's side of a channel.
 type receiver struct {
-	filled  uint8 // messages that have come
-	content uint8 // of the last one
-	taken   uint8 // messages that the rank has read
-	told    uint8 // as the writer has been told
-	ended   uint8
+	filled uint8 // messages that have come
+	taken  uint8 // messages that the rank has read
+	told   uint8 // as the writer has been told
+	ended  uint8
 }
 
 // The reader's thread.
@@ -114,14 +104,6 @@ const (
 	goroutineUp       // it was woken
 	halfway           // it has done the first of its two loads
 	parked
-)
-
-// A posted buffer.
-const (
-	notPosted uint8 = iota
-	posted
-	taken
-	delivered
 )
 
 type linkState struct {
@@ -148,11 +130,6 @@ type linkState struct {
 	goro     uint8
 	word     bool // has changed since the goroutine read it
 	sawCount bool
-
-	post     uint8
-	reading  bool // the pump reads a payload into the posted buffer
-	failing  bool
-	returned bool // the caller has its buffer back
 }
 
 // linkCase is a scenario.
@@ -163,8 +140,6 @@ type linkCase struct {
 	goodbye, exits   bool
 	losses, deaths   bool
 	reader           bool // the thread and the goroutine are looked at; else frames are taken by nobody in particular
-	reference        bool
-	posts            bool
 	crossed          bool // the reader of channel 0 reads only after that of channel 1
 	locked           bool // the two channels' threads pump under the lock
 }
@@ -185,8 +160,6 @@ var linkCases = []struct {
 	{"2 x 2: goodbyes, and a process dies", linkCase{messages: 2, window: 1, channels: 2, goodbye: true, deaths: true}},
 	{"a thread reads for a while", linkCase{messages: 2, window: 2, channels: 1, reader: true}},
 	{"a thread reads for a while, and a process dies", linkCase{messages: 2, window: 2, channels: 1, reader: true, deaths: true}},
-	{"a message by reference", linkCase{messages: 2, window: 2, channels: 1, reference: true}},
-	{"a message into a posted buffer, and a failure", linkCase{messages: 1, window: 1, channels: 1, posts: true}},
 }
 
 var linkScenarios = func() (list []HostScenario) {
@@ -239,11 +212,7 @@ func (c *linkCase) pump(s *linkState, i int, off HostSwitch) {
 		if off == TwoConnections {
 			on += int(w.pumped % 2)
 		}
-		content := w.pumped
-		if c.reference {
-			content = w.source
-		}
-		s.push(on, linkFrame{messageFrame, uint8(i), w.pumped, content})
+		s.push(on, linkFrame{messageFrame, uint8(i), w.pumped})
 	}
 }
 
@@ -260,7 +229,7 @@ func (c *linkCase) deliver(s *linkState, on int, off HostSwitch) *violation {
 	if f.number != r.filled+1 || f.number > r.taken+c.window {
 		return &violation{FalseAlert, fmt.Sprintf("message %d of channel %d comes after message %d, when %d are read", f.number, f.channel, r.filled, r.taken)}
 	}
-	r.filled, r.content = f.number, f.content
+	r.filled = f.number
 	if off == RoomTooEarly {
 		s.out[f.channel].room = max(s.out[f.channel].room, r.filled)
 	}
@@ -280,7 +249,7 @@ func (c *linkCase) steps(s linkState, off HostSwitch) (list []hostStep[linkState
 	c.writerSteps(s, off, step)
 	c.lossSteps(s, off, step)
 	for on := range connections {
-		if s.n[on] == 0 || s.lostAt[1] || (c.reader || c.posts) && on == dataConnection {
+		if s.n[on] == 0 || s.lostAt[1] || c.reader && on == dataConnection {
 			continue
 		}
 		if f := s.q[on][0]; off == PumpBlocks && f.kind == messageFrame && f.number > s.in[f.channel].taken+c.window {
@@ -293,9 +262,6 @@ func (c *linkCase) steps(s linkState, off HostSwitch) (list []hostStep[linkState
 	}
 	if c.reader {
 		c.threadSteps(s, off, step)
-	}
-	if c.posts {
-		c.postSteps(s, off, step)
 	}
 	return list
 }
@@ -325,11 +291,9 @@ func (c *linkCase) writerSteps(s linkState, off HostSwitch, step hostStepper) {
 			}
 			continue
 		}
-		busy := c.reference && w.pumped < w.published && off != ReferenceNotAwaited
-		if w.published < c.messages && room && !busy {
+		if w.published < c.messages && room {
 			step(fmt.Sprintf("the writer publishes message %d of channel %d", w.published+1, i), func(n *linkState) *violation {
 				n.out[i].published++
-				n.out[i].source = n.out[i].published // the caller's next buffer lies where the last one lay
 				return nil
 			})
 		}
@@ -465,7 +429,7 @@ func (c *linkCase) readerSteps(s linkState, i int, off HostSwitch, step hostStep
 			return nil
 		})
 	}
-	if r.ended != 0 || c.posts || c.reader && s.thread != threadIdle {
+	if r.ended != 0 || c.reader && s.thread != threadIdle {
 		return
 	}
 	if c.crossed && i == 0 && s.in[1].ended == 0 {
@@ -476,9 +440,6 @@ func (c *linkCase) readerSteps(s linkState, i int, off HostSwitch, step hostStep
 		step(fmt.Sprintf("the rank of channel %d reads message %d", i, r.taken+1), func(n *linkState) *violation {
 			r := &n.in[i]
 			r.taken++
-			if c.reference && r.taken == r.filled && r.content != r.taken {
-				return &violation{WrongData, fmt.Sprintf("message %d has what belongs to message %d", r.taken, r.content)}
-			}
 			if r.taken == c.wanted() {
 				r.ended = uint8(finished)
 			}
@@ -573,53 +534,6 @@ func (c *linkCase) threadSteps(s linkState, off HostSwitch, step hostStepper) {
 	}
 }
 
-// postSteps are those of a driver that has posted a buffer, and of the pump that reads into it.
-func (c *linkCase) postSteps(s linkState, off HostSwitch, step hostStepper) {
-	r := &s.in[0]
-	if !s.failing {
-		step("the group fails", func(n *linkState) *violation { n.failing = true; return nil })
-	}
-	if s.post == notPosted && !s.returned && r.filled == 0 && !s.reading && !s.failing {
-		step("the driver posts its buffer", func(n *linkState) *violation { n.post = posted; return nil })
-	}
-	back := func(n *linkState) *violation { n.returned, n.in[0].ended = true, uint8(failed); return nil }
-	switch {
-	case s.returned:
-	case s.failing && s.post == notPosted && r.filled == 0:
-		step("the driver gives up", back)
-	case s.failing && (s.post == posted || s.post == taken && off == PostNotSwapped):
-		step("the driver takes its post back", func(n *linkState) *violation { n.post = notPosted; return back(n) })
-	case s.failing && s.post == taken && off == TakenNotAwaited:
-		step("the driver gives up", back)
-	case s.post == delivered || s.post == notPosted && r.filled == 1:
-		step("the driver takes the message", func(n *linkState) *violation { n.returned, n.in[0].ended = true, uint8(finished); return nil })
-	}
-	switch {
-	case s.n[dataConnection] > 0 && !s.reading && !s.sawCount:
-		step("the pump reads a header and looks for a post", func(n *linkState) *violation {
-			if n.post == posted && off == TakenNotSwapped {
-				n.sawCount = true // it has seen the post, and stores TAKEN later
-				return nil
-			}
-			if n.post == posted {
-				n.post, n.reading = taken, true
-				return nil
-			}
-			return c.deliver(n, dataConnection, off)
-		})
-	case s.sawCount:
-		step("the pump marks the post", func(n *linkState) *violation { n.sawCount, n.post, n.reading = false, taken, true; return nil })
-	case s.reading:
-		step("the pump reads the payload into the posted buffer", func(n *linkState) *violation {
-			if n.returned {
-				return &violation{LateWrite, "the pump writes into a buffer that its caller has back"}
-			}
-			n.reading, n.post = false, delivered
-			return c.deliver(n, dataConnection, off)
-		})
-	}
-}
-
 // atRest requires that every reader has ended, with success where all that it needs was published and is said to be all.
 func (c *linkCase) atRest(s linkState, off HostSwitch) *violation {
 	for i := range c.channels {
@@ -627,7 +541,7 @@ func (c *linkCase) atRest(s linkState, off HostSwitch) *violation {
 		switch {
 		case r.ended == 0:
 			return &violation{Deadlock, fmt.Sprintf("the reader of channel %d is never woken, or never goes on", i)}
-		case r.ended == uint8(failed) && c.wanted() == c.messages && !s.lost && !c.posts:
+		case r.ended == uint8(failed) && c.wanted() == c.messages && !s.lost:
 			return &violation{BadOutcome, fmt.Sprintf("the reader of channel %d fails although all it needs was published", i)}
 		case r.ended == uint8(finished) && c.wanted() > c.messages:
 			return &violation{BadOutcome, fmt.Sprintf("the reader of channel %d finishes without its last message", i)}

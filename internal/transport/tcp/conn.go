@@ -63,9 +63,8 @@ type conn struct {
 		over     bool // nothing is read any more
 
 		// Of a poll:
-		fd     int
-		frames int
-		err    error
+		fd  int
+		err error
 	}
 	look    func(fd uintptr) // reads what has come, for a poll
 	ended   chan struct{}    // closed when a read has failed: nothing comes any more
@@ -148,8 +147,7 @@ func (c *conn) run() (err error) {
 func (c *conn) locked(read func([][]byte) (int, error)) error {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
-	_, err := c.once(read)
-	return err
+	return c.once(read)
 }
 
 // recovered turns what recover has returned into the error of a function, which ends the link.
@@ -198,23 +196,23 @@ func (c *conn) leave() {
 }
 
 // poll reads what has come, by one system call. Somebody else who reads is left alone: busy. Within TLS a goroutine always reads.
-func (c *conn) poll() (frames int, busy bool, err error) {
+func (c *conn) poll() (came, busy bool, err error) {
 	if !c.plain {
-		return 0, true, nil
+		return false, true, nil
 	}
 	if !c.receiving.TryLock() {
-		return 0, true, nil
+		return false, true, nil
 	}
 	defer c.receiving.Unlock()
 	r := &c.receiving
-	r.frames, r.err = 0, nil
+	r.err = nil
 	if failed := c.raw.Control(c.look); failed != nil {
-		return 0, false, failed
+		return false, false, failed
 	}
 	if errors.Is(r.err, errAgain) {
-		return 0, false, nil
+		return false, false, nil
 	}
-	return r.frames, false, r.err
+	return r.err == nil, false, r.err
 }
 
 // makeLook makes what poll calls: once, since threads that poll call it all the time.
@@ -223,7 +221,7 @@ func (c *conn) makeLook() {
 	read := func(bufs [][]byte) (int, error) { return readv(r.fd, bufs) }
 	c.look = func(fd uintptr) {
 		r.fd = int(fd)
-		r.frames, r.err = c.once(read)
+		r.err = c.once(read)
 	}
 }
 

@@ -95,7 +95,7 @@ func FuzzStream(f *testing.F) {
 		c.receiving.intake = make([]byte, intakeBytes)
 		in := bytes.NewReader(text)
 		for {
-			_, err := c.once(func(bufs [][]byte) (n int, err error) {
+			err := c.once(func(bufs [][]byte) (n int, err error) {
 				left := int(piece)%(2*intakeBytes) + 1
 				for _, b := range bufs {
 					m, err := in.Read(b[:min(len(b), left)])

@@ -254,14 +254,13 @@ func (l *Link) Leave() {
 	}
 }
 
-// Poll gives the receiver what has come, and returns the number of frames. It does not wait. It returns an error when nothing can come any
-// more.
+// Poll gives the receiver what has come, and reports whether anything has. It does not wait. It returns an error when nothing can come any more.
 // Requires: Attend. Not within the receiver.
-func (l *Link) Poll() (frames int, err error) {
+func (l *Link) Poll() (came bool, err error) {
 	ended := 0
 	for _, c := range l.conns {
-		n, _, err := c.poll()
-		frames += n
+		read, _, err := c.poll()
+		came = came || read
 		if err != nil {
 			l.lose(err)
 			ended++
@@ -276,21 +275,21 @@ func (l *Link) Poll() (frames int, err error) {
 		}
 	}
 	if ended == len(l.conns) || l.over.Load() {
-		return frames, l.Err()
+		return came, l.Err()
 	}
-	return frames, nil
+	return came, nil
 }
 
 // PollData reads what has come on the data connections. Any thread may call it, and does not wait; where a goroutine reads, as within TLS, it gets
-// the processor. It reports whether a frame has come.
+// the processor. It reports whether anything has come.
 // Requires: not within the receiver.
 func (l *Link) PollData() (came bool) {
 	if l.Err() != nil { // goroutines read what is left
 		return false
 	}
 	for _, c := range l.conns[1:] {
-		n, busy, err := c.poll()
-		came = came || n > 0
+		read, busy, err := c.poll()
+		came = came || read
 		if err == nil && c.sending.TryLock() {
 			err = c.tryFlush()
 			c.sending.Unlock()

@@ -16,7 +16,7 @@ var errAgain = errors.New("nothing has come")
 
 // once reads what one system call gives, and handles it. It returns errAgain if there was nothing.
 // Requires: the lock of receiving.
-func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
+func (c *conn) once(read func([][]byte) (int, error)) (err error) {
 	defer func() {
 		recovered(&err, recover())
 		if err != nil && !errors.Is(err, errAgain) {
@@ -26,9 +26,9 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 	r := &c.receiving
 	switch {
 	case r.failed != nil:
-		return 0, r.failed
+		return r.failed
 	case r.over:
-		return 0, net.ErrClosed
+		return net.ErrClosed
 	}
 	if r.from == r.to {
 		r.from, r.to = 0, 0
@@ -38,7 +38,7 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 	}
 	if r.pending {
 		if err := c.place(); err != nil {
-			return 0, &frameError{err}
+			return &frameError{err}
 		}
 	}
 	r.bufs = append(r.bufs[:0], r.payload[:min(len(r.payload), mostSegments)]...)
@@ -52,16 +52,16 @@ func (c *conn) once(read func([][]byte) (int, error)) (frames int, err error) {
 	n, err := read(r.bufs)
 	clear(r.bufs)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	c.heard.Store(c.link.now())
 	if !c.link.heard.Load() {
 		c.link.node.heard(c.link)
 	}
-	if frames, err = c.handle(n); err != nil {
-		err = &frameError{err}
+	if err := c.handle(n); err != nil {
+		return &frameError{err}
 	}
-	return frames, err
+	return nil
 }
 
 // longPayload is the length from which on payloads are read to their places only. Behind a short one, what comes next is read in the same system
@@ -89,24 +89,23 @@ var ErrDrop = errors.New("nobody here waits for it any more")
 var errSum = errors.New("the checksum of a frame is wrong: the network or a host damages data, or a program writes to a buffer that is being sent")
 
 // handle handles n bytes that were read: first those of a payload, then those in intake.
-func (c *conn) handle(n int) (frames int, err error) {
+func (c *conn) handle(n int) error {
 	r := &c.receiving
 	if r.rest > 0 {
 		direct := min(n, r.rest)
 		c.filled(direct)
 		n -= direct
 		if r.rest > 0 {
-			return 0, nil
+			return nil
 		}
 		if err := c.arrived(); err != nil {
-			return 0, err
+			return err
 		}
-		frames++
 	}
 	for r.to += n; r.to-r.from >= HeaderBytes; {
 		text := (*[HeaderBytes]byte)(r.intake[r.from:])
 		if err := r.header.parse(text, c.index); err != nil {
-			return frames, err
+			return err
 		}
 		r.told, r.sum = binary.LittleEndian.Uint32(text[sumAt:]), 0
 		if c.plain {
@@ -115,15 +114,15 @@ func (c *conn) handle(n int) (frames int, err error) {
 		r.from += HeaderBytes
 		if r.header.Kind == Heartbeat {
 			if r.sum != r.told {
-				return frames, errSum
+				return errSum
 			}
 			continue
 		}
 		if r.pending = r.from == r.to && r.header.Bytes >= longPayload; r.pending {
-			return frames, nil // once asks for the place, as late as it can: the receiver may not know it yet
+			return nil // once asks for the place, as late as it can: the receiver may not know it yet
 		}
 		if err := c.place(); err != nil {
-			return frames, err
+			return err
 		}
 		for r.rest > 0 && r.from < r.to {
 			there := copy(r.payload[0], r.intake[r.from:r.to])
@@ -131,14 +130,13 @@ func (c *conn) handle(n int) (frames int, err error) {
 			c.filled(there)
 		}
 		if r.rest > 0 {
-			return frames, nil
+			return nil
 		}
 		if err := c.arrived(); err != nil {
-			return frames, err
+			return err
 		}
-		frames++
 	}
-	return frames, nil
+	return nil
 }
 
 // place asks where the payload of a frame goes.
