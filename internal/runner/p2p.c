@@ -79,7 +79,8 @@ static void arrive(scr_group *g, scr_run *r) {
 /* Lets the pieces of a recv come straight to its buffer, from a rank of another host. */
 static void expect(const scr_group *g, scr_run *r, int32_t from) {
   if (!scr_passes_directly(g, from, r->bytes) || r->out.n != 1 || r->gate.words != NULL) return;
-  scr_payload p = {.lane = g->lane, .channel = SCR_PIECE, .number = r->p2p.id, .data = r->out.list[0].data, .bytes = r->bytes};
+  scr_payload p = {
+      .lane = g->lane, .channel = SCR_PIECE, .number = r->p2p.id, .data = r->out.list[0].data, .bytes = r->bytes};
   r->p2p.expected = scr_go.expect(g->peer[from].pair, &p) != 0;
 }
 
@@ -135,7 +136,8 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
       if (pair->eager_received - pair->eager_released > SCR_EAGER_CREDIT) return SCR_INCIDENT_GARBAGE;
       /* fall through */
     case SCR_FRAME_ANNOUNCE:
-      if (SCR_UNLIKELY(g->peer[from].pair != 0) && f->type == SCR_FRAME_ANNOUNCE && scr_keyed_find(&pair->receiving, f->id))
+      if (SCR_UNLIKELY(g->peer[from].pair != 0) && f->type == SCR_FRAME_ANNOUNCE &&
+          scr_keyed_find(&pair->receiving, f->id))
         return SCR_INCIDENT_GARBAGE; /* for a second time */
       r = posted_for(g, from, f->tag);
       if (r == NULL) return keep_unexpected(g, from, f, data);
@@ -379,7 +381,9 @@ void scr_group_set_fifo(scr_group *g, int32_t peer, uint64_t offset) {
   scr_spin_unlock(&g->p2p.lock);
 }
 
-uint64_t scr_group_fifo_bytes(const scr_group *g, int32_t peer) { return sizeof(scr_fifo) + g->p2p.pair[peer].fifo_bytes; }
+uint64_t scr_group_fifo_bytes(const scr_group *g, int32_t peer) {
+  return sizeof(scr_fifo) + g->p2p.pair[peer].fifo_bytes;
+}
 
 bool scr_group_has_fifo(const scr_group *g, int32_t peer) { return g->p2p.pair[peer].out != NULL; }
 

@@ -63,8 +63,9 @@ typedef struct scr_incident {
 typedef struct scr_payload {
   int32_t lane, channel; /* SCR_PIECE: a piece */
   uint64_t number;       /* of the message, or of the operation */
-  uint64_t hash, block;  /* of the message; of a piece to send: the operation's bytes, and where its frame begins in the fifo */
-  void *data;            /* of a piece that is expected: of the whole operation */
+  uint64_t hash,
+      block;  /* of the message; of a piece to send: the operation's bytes, and where its frame begins in the fifo */
+  void *data; /* of a piece that is expected: of the whole operation */
   uint64_t bytes;
 } scr_payload;
 
@@ -230,7 +231,8 @@ typedef struct scr_group_config {
   /* Of the host lane, whose word the device lane uses: the rank whose shared block has the failure word. 0, or this rank
    * where the ranks of the group share no memory (docs/protocol.md, section 16). */
   int32_t failure_rank;
-  uint64_t message_bytes, fifo_bytes; /* of the longest message of a channel, and of fifos to ranks of other hosts; 0: the shorter ones */
+  uint64_t message_bytes,
+      fifo_bytes; /* of the longest message of a channel, and of fifos to ranks of other hosts; 0: the shorter ones */
   scr_policy policy;
   const scr_peer_config *peers;
 } scr_group_config;

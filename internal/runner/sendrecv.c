@@ -148,7 +148,8 @@ static int await_message(scr_group *g, scr_run *r, int32_t peer, uint32_t channe
 }
 
 /* Publishes a message. One that was `sent` to another host needs no push. */
-static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block, bool sent) {
+static void put(scr_group *g, const scr_run *r, int32_t peer, uint32_t channel, uint64_t bytes, uint64_t block,
+                bool sent) {
   scr_channels *e = &g->coll.channels[peer];
   uint64_t number = ++e->sent[channel];
   scr_place *p = place_of(g, e->out[channel], number);
@@ -258,7 +259,8 @@ static void expect(const where *w, const scr_step *s, const scr_region *to, uint
   e->expected[s->channel] = number;
   cursor c = cursor_at(w->r, to, s->n_to, w->k);
   uint64_t len;
-  scr_payload p = {.lane = w->g->lane, .channel = s->channel, .number = number, .hash = w->r->coll.hash, .block = block, .bytes = n};
+  scr_payload p = {
+      .lane = w->g->lane, .channel = s->channel, .number = number, .hash = w->r->coll.hash, .block = block, .bytes = n};
   p.data = peek(w->g, w->r, &c, w->k, n, &len);
   if (len == n) scr_go.expect(w->g->peer[s->peer].pair, &p);
 }

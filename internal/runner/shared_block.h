@@ -104,7 +104,8 @@ typedef struct scr_place {
   uint64_t hash;                             /* the writer's running hash of calls, including this one */
   uint64_t bytes;                            /* of the message */
   uint64_t block;                            /* total bytes of the longest block of which the message holds a part */
-  uint64_t delivered; /* of a shadow: number of the last message of this place whose bytes lie in the reader's buffer already */
+  uint64_t
+      delivered; /* of a shadow: number of the last message of this place whose bytes lie in the reader's buffer already */
   /* SCR_CHANNEL_DATA: the message */
 } scr_place;
 

@@ -9,7 +9,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 const sumBlock = 4 << 10
 
 // update adds bytes to a checksum. crc32 reads three places of a block in turn, which processors do not foresee: where the bytes are not in a cache
-// yet, that takes 2.6 times as long as to read each block in order before (docs/measured.md).
+// yet, that takes more than twice as long as with a read of each block in order before (docs/measured.md).
 func update(sum uint32, p []byte) uint32 {
 	for len(p) > 0 {
 		n := min(len(p), sumBlock)
