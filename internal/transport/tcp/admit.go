@@ -141,6 +141,12 @@ func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake
 
 // reserve decides about a connection that has introduced itself, and keeps its place.
 func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
+	var stale *Link
+	defer func() {
+		if stale != nil {
+			stale.lose(errGivenUpThere)
+		}
+	}()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if i.to != n.config.Self || i.from == n.config.Self {
@@ -155,6 +161,11 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 	p := n.peer(i.from)
 	switch {
 	case p.link != nil && !p.link.heard.Load(): // the other process has given that link up, which this one will see
+		return nil, crossed
+	case p.link != nil && p.link.Err() == nil: // so it has here, unless the attempt is older than the link there
+		if time.Since(p.link.began) > 2*n.config.Timing.Greeting {
+			stale = p.link
+		}
 		return nil, crossed
 	case p.link != nil:
 		return nil, lostBefore

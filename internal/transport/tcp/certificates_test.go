@@ -29,9 +29,17 @@ func newAuthority(t *testing.T) (a authority) {
 // certified returns a certificate that is valid until a time, of an authority or of nobody but itself.
 func certified(t *testing.T, parent *x509.Certificate, signer *ecdsa.PrivateKey, until time.Time) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
+	return issued(t, parent, signer, func(c *x509.Certificate) { c.NotAfter, c.IsCA = until, parent == nil })
+}
+
+// issued returns a certificate for an hour, with changes, of a signer or of nobody but itself.
+func issued(t *testing.T, parent *x509.Certificate, signer *ecdsa.PrivateKey, change func(*x509.Certificate)) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, IsCA: parent == nil, BasicConstraintsValid: true}
+	now := time.Now()
+	c := &x509.Certificate{SerialNumber: big.NewInt(now.UnixNano()), NotBefore: now.Add(-2 * time.Hour), NotAfter: now.Add(time.Hour), BasicConstraintsValid: true}
+	change(c)
 	if parent == nil {
 		parent, signer = c, key
 	}
@@ -46,10 +54,23 @@ func certified(t *testing.T, parent *x509.Certificate, signer *ecdsa.PrivateKey,
 func (a authority) texts(t *testing.T, until time.Time) (certificate, key, authorities []byte) {
 	t.Helper()
 	own, ownKey := certified(t, a.certificate, a.key, until)
-	der, err := x509.MarshalPKCS8PrivateKey(ownKey)
+	certificate, key = pems(t, ownKey, own)
+	return certificate, key, text("CERTIFICATE", a.certificate.Raw)
+}
+
+func text(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+// pems returns the files of a chain of certificates and of the key of the first one.
+func pems(t *testing.T, own *ecdsa.PrivateKey, chain ...*x509.Certificate) (certificates, key []byte) {
+	t.Helper()
+	for _, c := range chain {
+		certificates = append(certificates, text("CERTIFICATE", c.Raw)...)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(own)
 	require.NoError(t, err)
-	text := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
-	return text("CERTIFICATE", own.Raw), text("PRIVATE KEY", der), text("CERTIFICATE", a.certificate.Raw)
+	return certificates, text("PRIVATE KEY", der)
 }
 
 func (a authority) settings(t *testing.T) *tls.Config {

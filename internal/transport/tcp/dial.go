@@ -28,6 +28,9 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 		}
 	}()
 	for k := range conns {
+		if n.has(id) { // the other process has made one meanwhile
+			return errCrossed
+		}
 		i.index = uint8(k)
 		var why error
 		for a, address := range at {

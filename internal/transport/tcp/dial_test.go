@@ -238,3 +238,47 @@ func TestAwait(t *testing.T) {
 	a.Close()
 	require.Nil(t, <-made)
 }
+
+// A process that has lost a link, and needs it no longer, makes it anew also where the other one has not noticed the loss.
+func TestDialBeforeTheOtherOneHasNoticedTheLoss(t *testing.T) {
+	noLeaks(t)
+	brief := func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Hour, Greeting: 200 * time.Millisecond}
+	}
+	b := newEnd(t, brief)
+	old := newEnd(t, brief)
+	old.linkTo(t, b)
+	link := b.linkOf(t, old)
+	again := newEnd(t, func(c *Config) { brief(c); c.Self = old.id }) // knows of no link
+	_, err := b.dialTo(again)
+	require.NoError(t, err, "b has its link")
+	var made *Link
+	require.Eventually(t, func() bool {
+		if link.Err() != nil {
+			b.Forget(link)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		made, err = again.Link(ctx, b.id, b.at, b.key)
+		return err == nil
+	}, soon, time.Millisecond)
+	require.ErrorContains(t, link.Err(), "the other process has lost the link, and makes another one")
+	require.NotSame(t, link, b.linkOf(t, again))
+	require.NoError(t, made.Err())
+}
+
+// An attempt that is older than a link does not end it.
+func TestAttemptThatIsOlderThanTheLink(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	a.linkTo(t, b)
+	link := b.linkOf(t, a)
+	c := knock(t, b)
+	s, err := linkProtocol.Greet(c, testSpace, testKey, time.Now().Add(soon))
+	require.NoError(t, err)
+	require.NoError(t, s.Send(introduction{from: a.id, to: b.id, attempt: 99, data: 2}.encode()))
+	answer, err := s.Receive()
+	require.NoError(t, err)
+	require.Equal(t, []byte{crossed}, answer)
+	require.NoError(t, link.Err())
+}

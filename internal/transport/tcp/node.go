@@ -53,6 +53,8 @@ const crossedWait = 250 * time.Millisecond
 const (
 	maxBefore  = 4 << 10
 	maxBetween = 16 << 10
+	// maxCertificates leaves room for the rest of the handshake.
+	maxCertificates = 12 << 10
 )
 
 // Node is this process's end of all of its links.
@@ -94,6 +96,8 @@ var (
 	errNodeClosed = errors.New("the links of this process were closed")
 	errCrossed    = errors.New("the other process is dialing as well")
 	errGivenUp    = errors.New("the attempt was given up")
+	// errGivenUpThere is the error of a link that the other process has lost, which makes another one.
+	errGivenUpThere = errors.New("the other process has lost the link, and makes another one")
 )
 
 // NewNode returns a node that admits what comes to the listeners. The node closes them.
@@ -195,6 +199,13 @@ func (n *Node) peer(id Identity) *peer {
 		n.peers[id] = p
 	}
 	return p
+}
+
+// has reports whether there is a link to a process.
+func (n *Node) has(id Identity) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.peer(id).link != nil
 }
 
 func (p *peer) signal() {

@@ -18,6 +18,9 @@ func TLS(certificate, key, authorities []byte) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE and SAGECOMM_TLS_KEY: %w", err)
 	}
+	if n := length(own.Certificate); n > maxCertificates {
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE: certificates of %d bytes, and the process there reads %d: leave the authority out, and intermediate certificates that are not needed", n, maxCertificates)
+	}
 	leaf, err := x509.ParseCertificate(own.Certificate[0]) // own.Leaf may be left out, by a setting of GODEBUG
 	if err != nil {
 		return nil, fmt.Errorf("sagecomm: SAGECOMM_TLS_CERTIFICATE: %w", err)

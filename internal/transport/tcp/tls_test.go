@@ -2,8 +2,11 @@ package tcp
 
 import (
 	"bytes"
+	"crypto/ecdsa"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -98,6 +101,8 @@ func TestFilesOfTLS(t *testing.T) {
 	cert, key, ca := ours.texts(t, time.Now().Add(time.Hour))
 	_, otherKey, _ := ours.texts(t, time.Now().Add(time.Hour))
 	old, oldKey, _ := ours.texts(t, time.Now().Add(-time.Hour))
+	c, own := issued(t, ours.certificate, ours.key, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) })
+	early, earlyKey := pems(t, own, c)
 	for _, x := range []struct {
 		certificate, key, authorities []byte
 		want                          string
@@ -106,9 +111,66 @@ func TestFilesOfTLS(t *testing.T) {
 		{nil, key, ca, "SAGECOMM_TLS_CERTIFICATE and SAGECOMM_TLS_KEY: tls: failed to find any PEM data in certificate input"},
 		{cert, key, key, "SAGECOMM_TLS_AUTHORITIES: the file holds no certificate in PEM"},
 		{old, oldKey, ca, "SAGECOMM_TLS_CERTIFICATE: the certificate has expired at "},
+		{early, earlyKey, ca, "SAGECOMM_TLS_CERTIFICATE: the certificate is valid from "},
 	} {
 		_, err := TLS(x.certificate, x.key, x.authorities)
 		require.ErrorContains(t, err, x.want)
+	}
+}
+
+// A certificate may lead to an authority by others, which are authorities themselves.
+func TestIntermediateCertificates(t *testing.T) {
+	root := newAuthority(t)
+	between, betweenKey := issued(t, root.certificate, root.key, func(c *x509.Certificate) { c.IsCA = true })
+	leaf, leafKey := certified(t, between, betweenKey, time.Now().Add(time.Hour))
+	below, belowKey := certified(t, leaf, leafKey, time.Now().Add(time.Hour))
+	settings := func(key *ecdsa.PrivateKey, chain ...*x509.Certificate) func(*Config) {
+		certificates, keyText := pems(t, key, chain...)
+		c, err := TLS(certificates, keyText, text("CERTIFICATE", root.certificate.Raw))
+		require.NoError(t, err)
+		return secure(c)
+	}
+	a := newEnd(t, secure(root.settings(t)))
+	_, err := newEnd(t, settings(leafKey, leaf, between)).dialTo(a)
+	require.NoError(t, err)
+	for name, config := range map[string]func(*Config){
+		"left out":                           settings(leafKey, leaf),
+		"issued by one that is no authority": settings(belowKey, below, leaf, between),
+	} {
+		_, err := newEnd(t, config).dialTo(a)
+		require.ErrorContains(t, err, "there does not accept the certificate of this process", name)
+	}
+}
+
+// Neither end reads more certificates than a bound, also of who has the secret.
+func TestLongCertificates(t *testing.T) {
+	ours := newAuthority(t)
+	leaf, key := issued(t, ours.certificate, ours.key, func(c *x509.Certificate) {
+		for n := range 1000 {
+			c.DNSNames = append(c.DNSNames, fmt.Sprintf("host-%d.example.org", n))
+		}
+	})
+	certificates, keyText := pems(t, key, leaf)
+	_, err := TLS(certificates, keyText, text("CERTIFICATE", ours.certificate.Raw))
+	require.ErrorContains(t, err, "SAGECOMM_TLS_CERTIFICATE: certificates of ")
+	long := ours.settings(t)
+	long.Certificates = []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}}
+	a, b := newEnd(t, secure(ours.settings(t))), newEnd(t, secure(long))
+	_, err = b.dialTo(a)
+	require.Error(t, err)
+	_, err = a.dialTo(b)
+	require.ErrorIs(t, err, handshake.ErrStranger)
+}
+
+// A process with certificates and one without make no link, whoever dials.
+func TestTLSAndPlain(t *testing.T) {
+	settings := newAuthority(t).settings(t)
+	for range 3 {
+		with, without := newEnd(t, func(c *Config) { secure(settings)(c); short(c) }), newEnd(t, short)
+		_, err := with.dialTo(without)
+		require.Error(t, err)
+		_, err = without.dialTo(with)
+		require.Error(t, err)
 	}
 }
 
