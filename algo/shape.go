@@ -25,13 +25,13 @@ type Shape struct {
 // sharesMemory reports whether all ranks share memory.
 func (s Shape) sharesMemory() bool { return !s.Apart }
 
-// HasLongMessages reports whether the channels of the group take messages of plan.LongMessageBytes. Their memory is reserved in each process for
-// each rank that it sends to, so the group has few ranks; and ranks that share memory pass on messages of that length slower than short ones.
+// HasLongMessages reports whether the channels of the group take messages of plan.LongMessageBytes: in small groups whose ranks share no memory. Each
+// rank reserves memory for such messages to each other one, and ranks that share memory pass them on more slowly than short ones.
 func (s Shape) HasLongMessages() bool {
 	return s.Apart && len(s.Hosts) == s.Size && s.Size <= mostLong
 }
 
-const mostLong = 8
+const mostLong = 4
 
 // messageBytes returns the length of the longest message of a channel.
 func (s Shape) messageBytes() int {

@@ -173,6 +173,7 @@ type play struct {
 
 func newPlay(t *testing.T, sc scenario) *play {
 	withDevices(t)
+	withoutLinger(t)
 	return &play{t: t, scenario: sc, size: 2, timeout: opTimeout, absent: map[int]bool{}, silent: map[int]bool{}}
 }
 

@@ -206,7 +206,7 @@ static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
 
 /* ---- sending ---- */
 
-/* Sends a piece to a rank of another host straight out of the buffer. Its frame in the fifo has no bytes, and counts as sent. */
+/* Sends a piece to a rank of another host straight out of the buffer. Its frame in the fifo has the header alone, and counts as sent. */
 static bool send_directly(const scr_group *g, int32_t to, scr_run *r, uint64_t at, uint64_t n) {
   if (!scr_passes_directly(g, to, n) || r->in.n != 1) return false;
   scr_payload p = {.lane = g->lane,
@@ -403,8 +403,8 @@ static void drop_entries(scr_group *g, scr_keyed_list *l) {
 }
 
 /* Completes all unfinished p2p operations after one pass over what the peers have published. They can end at once
- * because peers touch only fifos, and never buffers, once buffers are forgotten. Incidents of the pass are ignored, because the group has failed
- * already.
+ * because peers touch only fifos, and never buffers, once buffers are forgotten. Incidents of the pass are ignored,
+ * because the group has failed already.
  * Requires: the p2p lock; the group is down. */
 void scr_p2p_drain(scr_group *g) {
   int32_t peer;

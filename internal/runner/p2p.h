@@ -85,7 +85,7 @@ int32_t scr_p2p_issue(scr_group *g, uint64_t handle, const sagecomm_op *op, sage
 /* Goes on with an operation that scr_p2p_submit() has posted. Returns what scr_issue() returns, and takes over the
  * caller's reference. */
 int32_t scr_p2p_begin(scr_run *r, const sagecomm_op *op, sagecomm_work *work, sagecomm_error *err);
-/* The budget of one pass over the fifos, in bytes copied: about 0.1 ms. */
+/* The budget of one pass over the fifos, in bytes: about 0.1 ms where they are copied. Between hosts it may take longer. */
 #define SCR_PASS_BYTES (1024 * 1024)
 /* Moves about `budget` bytes through the fifos. Returns SCR_YIELDED if there may be more to move, SCR_IDLE if
  * nothing is unfinished, SCR_BLOCKED if all that is unfinished waits for peers, SCR_NEEDS_FIFO (*peer), or an

@@ -179,7 +179,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, uint64_t *at
     if (again) continue;
     if (g->pairs && moves(g, r->root, &moved)) backoff.began = now;
     if (now - backoff.began < (int64_t)g->yield_us * 1000) {
-      scr_poll_or_yield(g, r->root, now - backoff.began, attended);
+      if (scr_poll_or_yield(g, r->root, now - backoff.began, attended)) backoff.began = now;
       continue;
     }
     if (g->pairs) scr_stop_polling(g, attended);

@@ -176,6 +176,7 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
  * policy.drain_ns bounds the time that live peers can add. */
 void scr_drain(scr_group *g) {
   bool goes_on = g->coll.external_head == NULL || scr_external_sweep(g, NULL, true);
+  bool forgotten = false;
   int64_t until_ns = 0;
   for (scr_run *r; (r = queue_first(g)) != NULL;) {
     goes_on = goes_on && !r->gate.external && r->coll.program != NULL;
@@ -186,7 +187,10 @@ void scr_drain(scr_group *g) {
       goes_on = scr_run_advance(g, r, until_ns) == SCR_FINISHED;
     }
     queue_pop(g);
-    if (!goes_on) scr_forget_buffers(g);
+    if (!goes_on && !forgotten) {
+      scr_forget_buffers(g);
+      forgotten = true; /* nothing that is behind begins any more */
+    }
     scr_run_finish(r, !goes_on, false);
     goes_on = goes_on && scr_now() < until_ns;
     scr_run_unref(r);

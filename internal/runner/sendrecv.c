@@ -278,12 +278,12 @@ static int send(const where *w, const scr_step *s, const scr_region *from, uint6
   if (SCR_UNLIKELY(rc)) return rc;
   const scr_channels *e = &w->g->coll.channels[s->peer];
   unsigned char *to = data_of(place_of(w->g, e->out[s->channel], e->sent[s->channel] + 1));
-#ifdef SCR_MUTANT_MESSAGE_BEFORE_BYTES
-  put(w->g, w->r, s->peer, s->channel, n, block_of(w->r, from, s->n_from), false);
-  if (n > 0) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
-#else
   uint64_t block = block_of(w->r, from, s->n_from);
   bool sent = send_directly(w, s, from, n, block);
+#ifdef SCR_MUTANT_MESSAGE_BEFORE_BYTES
+  put(w->g, w->r, s->peer, s->channel, n, block, sent);
+  if (n > 0 && !sent) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
+#else
   if (n > 0 && !sent) gather(w, cursor_at(w->r, from, s->n_from, w->k), to, n);
   put(w->g, w->r, s->peer, s->channel, n, block, sent);
 #endif

@@ -36,7 +36,7 @@ void scr_stop_polling(const scr_group *g, uint64_t *attended) {
   *attended = 0;
 }
 
-void scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
+bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
   bool came = false, polled = false;
   for (int32_t i = 0; g->pairs && i < g->size; i++) {
     uint64_t pair = g->peer[i].pair;
@@ -48,12 +48,13 @@ void scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint
     polled = true;
     if (scr_go.poll(pair)) came = true;
   }
-  if (came) return;
+  if (came) return true;
   if (polled && g->spin != 0 && waited_ns < POLL_NS) {
     scr_pause();
   } else {
     sched_yield();
   }
+  return false;
 }
 
 /* Whether the flag has not risen. It is read again after a reason to give up was found, because a chunk that was
@@ -161,7 +162,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   if (give_up) return SCR_YIELDED;
   g->coll.spin_now = g->spin < 50 ? g->spin : 50;
   if (now - p->began < (int64_t)g->yield_us * 1000) {
-    scr_poll_or_yield(g, r->peer, now - p->began, &g->coll.attended);
+    if (scr_poll_or_yield(g, r->peer, now - p->began, &g->coll.attended)) p->began = now;
     return 0;
   }
   if (g->pairs) scr_stop_polling(g, &g->coll.attended);

@@ -151,6 +151,20 @@ func (p *Pair) Forget(lane int) {
 	}
 }
 
+// forgetBuffers keeps nothing of buffers of users.
+// Requires: the lock; nothing is read for the pair any more.
+func (p *Pair) forgetBuffers() {
+	for n := range p.lanes {
+		l := &p.lanes[n]
+		for k := range l.channels {
+			c := &l.channels[k]
+			c.direct, c.place[0], c.expected, c.next = nil, nil, expected{}, 0
+		}
+		l.in.direct, l.in.place[0] = nil, nil
+		clear(l.in.expected)
+	}
+}
+
 // divert returns the place in the shadow for the rest of a payload that is being read to a buffer of this pair's lane, else nil. What has come of
 // it goes there too, so that the frame is whole: it may be another operation's than the one that fails.
 func (p *Pair) divert(lane int, h *tcp.Header, rest int) [][]byte {

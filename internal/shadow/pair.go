@@ -172,6 +172,7 @@ func (p *Pair) unread() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.placed, p.payload = 0, nil
+	p.forgetBuffers()
 	p.unmap()
 	p.nothingLeft()
 }

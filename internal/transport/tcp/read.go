@@ -86,7 +86,7 @@ func (e *frameError) Unwrap() error { return e.error }
 var ErrDrop = errors.New("nobody here waits for it any more")
 
 // errSum is the error of a frame that the network, or a host, has damaged.
-var errSum = errors.New("the checksum of a frame is wrong: the network or a host damages data, or a program writes to a buffer that is being sent")
+var errSum = errors.New("the checksum of a frame is wrong: the network or a host damages data, or a program writes to a buffer that an operation uses")
 
 // handle handles n bytes that were read: first those of a payload, then those in intake.
 func (c *conn) handle(n int) error {
