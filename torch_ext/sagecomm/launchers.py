@@ -194,7 +194,7 @@ class _Reading:
     def _first_node(self, name: str) -> str:
         """Returns the first node of a list as Slurm writes it: gpu[03-05,9],login, or rack[0-1]n[1-4]."""
         text = self.environ.get(name, "")
-        first = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+", text)
+        first = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+(?=,|$)", text)
         node = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0]) if first else ""
         if not re.fullmatch(r"[\w.:-]+", node):
             raise self._error(f"{name}={text} is no list of nodes: set MASTER_ADDR")
