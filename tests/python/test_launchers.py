@@ -183,6 +183,19 @@ def test_what_contradicts_or_is_missing_is_named(environ, text):
         read(environ)
 
 
+def test_the_texts_are_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+    for environ in (
+        {**SRUN, "SLURM_HET_SIZE": "2"},
+        HYDRA,
+        {**SRUN, "WORLD_SIZE": "4"},
+        without(SRUN, "SLURM_STEP_NUM_TASKS"),
+    ):
+        with pytest.raises(ValueError, match="sagecomm: launcher ") as raised:
+            read(environ, "hydra" if environ is HYDRA else "slurm")
+        assert f"`{str(raised.value).removeprefix('sagecomm: ')}`" in page
+
+
 def test_the_names_are_those_of_the_documentation():
     done = programs.command("env", "--json", SAGECOMM_LAUNCHER="pbs")
     (variable,) = [v for v in json.loads(done.said)["variables"] if v["name"] == launchers.VARIABLE]
