@@ -173,7 +173,7 @@ def test_what_is_set_stays():
         ({**SRUN, "WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set, and SLURM_STEP_NUM_TASKS=8: unset WORLD_SIZE, or"),
         ({**SRUN, "RANK": "0"}, "RANK=0 is set, and SLURM_PROCID=5: unset RANK, or"),
         ({**SRUN, "SLURM_PROCID": "8"}, "SLURM_PROCID=8 and SLURM_STEP_NUM_TASKS=8 contradict each other"),
-        ({**SRUN, "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x is no number"),
+        ({**SRUN, "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x is not a whole number"),
         (without(SRUN, "SLURM_PROCID"), "SLURM_PROCID is not set: start the program with srun"),
         (without(OPENMPI, "OMPI_COMM_WORLD_RANK"), "OMPI_COMM_WORLD_RANK is not set: start the program with mpirun"),
     ],

@@ -205,7 +205,7 @@ class _Reading:
         if text is None:
             raise self._error(f"{name} is not set: start the program with {self.launcher.title}")
         if not (text.isascii() and text.isdigit()):
-            raise self._error(f"{name}={text} is no number")
+            raise self._error(f"{name}={text} is not a whole number")
         return int(text)
 
     def _missing(self, name: str, why: str, what: str) -> ValueError:
