@@ -76,6 +76,11 @@ var (
 		choice[string]{"avx512", "avx512"}, choice[string]{"portable", "portable"}),
 		"Instruction set of the copy and reduction kernels; `auto` is the best one that the processor has.")
 
+	// Launcher is read by the Python package (sagecomm.launchers) when torch is imported, before there is a group.
+	Launcher = declare("LAUNCHER", "off", oneOf(choice[string]{"off", "off"}, choice[string]{"auto", "auto"}, choice[string]{"openmpi", "openmpi"},
+		choice[string]{"mvapich2", "mvapich2"}, choice[string]{"hydra", "hydra"}, choice[string]{"slurm", "slurm"}),
+		"Whose variables fill in those of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT that are not set, where srun or mpirun starts the ranks; `auto` is the launcher that has started the process, if it is one of these. torch's `env://` reads them when a group is made, so it is no setting of one group. See docs/hosts.md.")
+
 	HostID = declare("HOSTID", "", text("text"),
 		"Name of the host that this process belongs to; ranks with different ones share no memory, and exchange data over TCP, also where they are on one machine. Ranks on different machines are on different hosts in any case. See docs/hosts.md.")
 

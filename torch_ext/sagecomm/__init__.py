@@ -2,12 +2,13 @@
 
     torch.distributed.init_process_group("sagecomm")
 
-Importing this package registers the backend's name and does nothing else: the extension module and the core library
-are loaded when the first group is created.
+Importing this package registers the backend's name, and sets the variables that SAGECOMM_LAUNCHER asks for. The
+extension module and the core library are loaded when the first group is created.
 """
 
 import importlib
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from sagecomm._version import __version__
@@ -46,6 +47,7 @@ __all__ = [
     "get_stats",
     "irecv",
     "isend",
+    "launchers",
     "linear_all_reduce",
     "linear_reduce_scatter",
     "measure_overlap",
@@ -75,14 +77,19 @@ if not _imported_by_the_command():
     from sagecomm._observe import dump_flight_recorder, get_stats, metrics
     from sagecomm._registration import register as _register
     from sagecomm.errors import Aborted, CollectiveMismatch, CollectiveTimeout, PeerFailure
+    from sagecomm.launchers import apply as _apply_launcher
     from sagecomm.options import Options
 
     _register()
+    try:
+        _apply_launcher()
+    except ValueError as _err:  # torch says then that RANK is not set
+        warnings.warn(str(_err), RuntimeWarning, stacklevel=2)
 
 # What follows is imported when it is first used: `import torch` imports this package, and most programs need its
 # backend only.
 if TYPE_CHECKING:
-    from sagecomm import autograd, ddp, nn, parallel
+    from sagecomm import autograd, ddp, launchers, nn, parallel
     from sagecomm import backends as backends
     from sagecomm import fusion as fusion
     from sagecomm import primitives as primitives
@@ -139,6 +146,7 @@ else:
         "autograd": ["autograd"],
         "backends": ["backends", "CommBackendProtocol", "CommOp", "create_comm_backend"],
         "ddp": ["ddp"],
+        "launchers": ["launchers"],
         "fusion": ["fusion", "CommFusionBuffer", "fused_all_reduce"],
         "nn": ["nn"],
         "parallel": ["parallel", "ProcessGroupManager"],

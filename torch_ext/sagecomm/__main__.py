@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sagecomm import _arguments
+from sagecomm import _arguments, launchers
 from sagecomm._version import __version__
 
 _SIZES = "K and KiB are 1024 bytes, KB is 1000"
@@ -326,9 +326,18 @@ def add_tuning(command: argparse.ArgumentParser) -> None:
     )
 
 
+def read_launcher() -> None:
+    """Sets what SAGECOMM_LAUNCHER asks for: torch imports no package that the command is importing."""
+    try:
+        launchers.apply()
+    except ValueError as err:
+        raise RuntimeError(str(err)) from err
+
+
 def print_tuning(parsed: argparse.Namespace) -> int:
     from sagecomm import _measuring, _tune
 
+    read_launcher()
     job = _measuring.Job(parsed.ops, parsed.bytes, parsed.launches, parsed.blocks, seconds=0.01, pin=parsed.pin)
     try:
         summaries = _tune.tune(job, parsed.ranks, parsed.out)
@@ -352,6 +361,7 @@ def print_benchmark(parsed: argparse.Namespace) -> int:
     """1 if elements are wrong or nothing could be measured, 130 after Ctrl-C."""
     from sagecomm._bench import arguments
 
+    read_launcher()
     job = arguments.job_of(parsed)
     ranks = arguments.launched_ranks(parsed.spawn, job.backends)
     from sagecomm._bench import launching, output, picture
