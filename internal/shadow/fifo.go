@@ -14,7 +14,7 @@ import (
 // mostUnreleased is what may be untold of eager bytes that the recvs of this rank have matched, before the remote rank is told.
 const mostUnreleased = 32 << 10
 
-// mostUnread is what may be untold of what this rank has read. The sum of it and of the longest wait of a writer is far below the length of a fifo.
+// mostUnread is what may be untold of what this rank has read. The sum of it and of the longest wait of a writer is below the length of a fifo.
 func (p *Pair) mostUnread() uint64 { return p.Geometry.Fifo / 4 }
 
 // outFifo is the way of what this rank has written. Who has the turn to push changes it.
