@@ -186,6 +186,7 @@ def run_rank(rank: int, size: int, backend: str, epochs: int, directory: str) ->
     results = gather(train(backend, epochs))
     if rank == 0:
         torch.save([vars(result) for result in results], f"{directory}/results-{backend}.pt")
+    dist.barrier()  # gloo of torch 2.15 may abort the process of a rank whose peers end before it
     dist.destroy_process_group()
 
 
