@@ -57,7 +57,6 @@ var wireFaults = []struct {
 	{"holes", unheard}, // what both send
 	{"drop", lost},     // a cut: the kernel of one end hears nothing of the other one
 	{"drops", lost},
-	{"end", lost}, // the process ends its links without a goodbye
 	{"stall", harmless},
 	{"fragments", harmless},
 	// Strangers, while the ranks do their work:
@@ -112,14 +111,12 @@ func (c wireCell) meaningless() string {
 		return "payloads cross in operations"
 	case c.fault == "replay" && c.moment != "running":
 		return "frames cross in operations; handshakes are repeated by strangers"
-	case c.moment == "making" && (c.fault == "end" || c.fault == "twice" || c.fault == "drop" || c.fault == "drops"):
-		return "TestDeathsWhileHostsMeet has deaths, and there is no link yet"
+	case c.moment == "making" && (c.fault == "twice" || c.fault == "drop" || c.fault == "drops"):
+		return "there is no link yet, and a handshake that is cut is one in a hole"
 	case waits && c.size != wireSizes[0] && c.size != wireSizes[2]:
 		return "it takes seconds, and two sizes have all paths"
 	case isStranger(c.fault) && c.size != wireSizes[0] && c.size != wireSizes[2]:
 		return "strangers do not see the size"
-	case c.fault == "end" && c.tls && c.size != wireSizes[2]:
-		return "to TLS all ends are alike"
 	}
 	return ""
 }
