@@ -111,6 +111,8 @@ func (c wireCell) meaningless() string {
 		return "payloads cross in operations"
 	case c.fault == "replay" && c.moment != "running":
 		return "frames cross in operations; handshakes are repeated by strangers"
+	case c.fault == "replay" && c.op == wireP2P && !c.tls:
+		return "without TLS, a frame of a p2p operation that comes twice is not noticed: docs/security.md"
 	case c.moment == "making" && (c.fault == "twice" || c.fault == "drop" || c.fault == "drops"):
 		return "there is no link yet, and a handshake that is cut is one in a hole"
 	case waits && c.size != wireSizes[0] && c.size != wireSizes[2]:

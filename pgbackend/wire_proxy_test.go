@@ -36,6 +36,7 @@ type wire struct {
 
 	listeners [2]net.Listener // by the index in ends of who dials
 	struck    chan struct{}   // closed when the fault has happened
+	at        time.Time       // when it has
 	done      chan struct{}
 	running   sync.WaitGroup
 }
@@ -43,7 +44,7 @@ type wire struct {
 // wireFault is what happens, and where.
 type wireFault struct {
 	action string
-	from   int    // the rank that sends the bytes at which it happens
+	from   int    // the rank that sends the bytes at which it happens, -1: either
 	index  int    // of the connection of its link, -1: any
 	part   string // "byte", any one; "header" or "payload" of a frame
 	skip   int    // bytes of this direction that pass before
@@ -94,6 +95,30 @@ func (w *wire) arm(f wireFault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.fault = &f
+}
+
+// relax lets the fault that has not happened yet happen at the next occasion.
+func (w *wire) relax() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fault != nil {
+		w.fault.from, w.fault.index, w.fault.skip = -1, -1, 0
+	}
+}
+
+// strikes notes that a fault happens which wire has no part in.
+func (w *wire) strikes() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.at = time.Now()
+	close(w.struck)
+}
+
+// when returns when the fault happened.
+func (w *wire) when() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.at
 }
 
 // wiredStore is the store as a rank sees it.
@@ -310,7 +335,7 @@ func (s *passing) strike(part string, at int, b []byte) bool {
 	if f != nil {
 		wanted := f.part == "byte" || f.part == part || w.tls
 		switch {
-		case f.from != w.ends[s.from] || f.index >= 0 && f.index != s.p.index:
+		case f.from >= 0 && f.from != w.ends[s.from] || f.index >= 0 && f.index != s.p.index:
 			f = nil
 		case f.skip >= len(b):
 			f.skip -= len(b)
@@ -324,7 +349,7 @@ func (s *passing) strike(part string, at int, b []byte) bool {
 		}
 	}
 	if f != nil {
-		w.fault = nil
+		w.fault, w.at = nil, time.Now()
 		close(w.struck)
 	}
 	w.mu.Unlock()
