@@ -40,7 +40,6 @@ const (
 	harmless outcome = iota // all operations succeed
 	lost                    // all ranks have one PeerFailure, which names an end of the link
 	unheard                 // or one Timeout, which does: what is missing looks like a rank that does not go on
-	either                  // harmless or unheard
 )
 
 // wireFaults are the faults, and what they lead to in a group that is made.
@@ -52,7 +51,7 @@ var wireFaults = []struct {
 	{"truncate", lost},          // EOF there
 	{"damaged_header", unheard}, // a length that is too long is noticed when that much has come
 	{"damaged_payload", lost},
-	{"replay", either}, // a frame comes twice, within TLS some bytes
+	{"replay", lost},   // a frame comes twice, within TLS some bytes
 	{"hole", unheard},  // what one of the two sends is acknowledged and lost
 	{"holes", unheard}, // what both send
 	{"drop", lost},     // a cut: the kernel of one end hears nothing of the other one
@@ -111,8 +110,6 @@ func (c wireCell) meaningless() string {
 		return "payloads cross in operations"
 	case c.fault == "replay" && c.moment != "running":
 		return "frames cross in operations; handshakes are repeated by strangers"
-	case c.fault == "replay" && c.op == wireP2P && !c.tls:
-		return "without TLS, a frame of a p2p operation that comes twice is not noticed: docs/security.md"
 	case c.moment == "making" && (c.fault == "twice" || c.fault == "drop" || c.fault == "drops"):
 		return "there is no link yet, and a handshake that is cut is one in a hole"
 	case waits && c.size != wireSizes[0] && c.size != wireSizes[2]:

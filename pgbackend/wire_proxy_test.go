@@ -58,6 +58,7 @@ type pipe struct {
 	index int             // 0: the control connection
 	conns [2]*net.TCPConn // by the index in ends of the rank there
 	holes [2]atomic.Bool  // by who sends: it is read and forgotten
+	ended int             // directions; guarded by wire.mu
 }
 
 func newWire(t *testing.T, a, b int, tls bool) *wire {
@@ -174,7 +175,7 @@ func (w *wire) accept(dialer int) {
 		p.conns[dialer], p.conns[1-dialer] = c.(*net.TCPConn), to.(*net.TCPConn)
 		w.mu.Lock()
 		for other := range w.pipes {
-			if other.conns[dialer].LocalAddr().String() == c.LocalAddr().String() {
+			if other.ended == 0 && other.conns[dialer].LocalAddr().String() == c.LocalAddr().String() {
 				p.index++
 			}
 		}
@@ -226,8 +227,11 @@ func (p *pipe) run(from, handshake int, dialer bool) {
 	w := p.w
 	defer func() {
 		w.mu.Lock()
-		delete(w.pipes, p)
-		w.mu.Unlock()
+		defer w.mu.Unlock()
+		if p.ended++; p.ended == 2 {
+			p.close()
+			delete(w.pipes, p)
+		}
 	}()
 	s := &passing{p: p, from: from, left: handshake, in: p.conns[from], out: p.conns[1-from], said: -1}
 	if dialer {
@@ -247,9 +251,7 @@ func (p *pipe) run(from, handshake int, dialer bool) {
 			return
 		}
 		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				abortConn(s.out)
-			}
+			abortConn(s.out)
 			return
 		}
 	}

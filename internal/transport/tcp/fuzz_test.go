@@ -80,7 +80,7 @@ func (s *strict) Arrived(_ *Link, _ int, h *Header) error {
 func FuzzStream(f *testing.F) {
 	var stream, plain []byte // within TLS, and with checksums
 	for n := range uint64(3) {
-		frame := encoded(message(n), bytes.Repeat([]byte{byte(n)}, int(n*9_000)))
+		frame := encodedAs(uint32(n), message(n), bytes.Repeat([]byte{byte(n)}, int(n*9_000)))
 		plain = append(plain, frame...)
 		clear(frame[sumAt:HeaderBytes])
 		stream = append(stream, frame...)
@@ -205,7 +205,7 @@ func FuzzKinds(f *testing.F) {
 			var h Header
 			bad := h.parse(&text, on) != nil
 			body := bytes.Repeat([]byte{n}, int(min(h.Bytes, MaxMessage)))
-			sum := crc32.Update(crc32.Checksum(text[:sumAt], castagnoli), castagnoli, body)
+			sum := crc32.Update(crc32.Update(uint32(n-1), castagnoli, text[:sumAt]), castagnoli, body)
 			if plain {
 				binary.LittleEndian.PutUint32(text[sumAt:], sum)
 			}
