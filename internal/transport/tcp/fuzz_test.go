@@ -132,7 +132,6 @@ type shadowy struct {
 	t     *testing.T
 	guard []byte
 	open  bool
-	from  int // of the place in guard
 	h     Header
 	took  []frame
 }
