@@ -54,9 +54,11 @@ static void do_create(const char *id, char *words) {
              shm_dir, host) != 9) {
     abort();
   }
-  sagecomm_option options[] = {
-      {"tune", strcmp(tune, "-") == 0 ? "" : tune}, {"shm_attach", attach}, {"shm_dir", shm_dir}, {"debug", "WARN"},
-      {"hostid", strcmp(host, "-") == 0 ? "" : host}};
+  sagecomm_option options[] = {{"tune", strcmp(tune, "-") == 0 ? "" : tune},
+                               {"shm_attach", attach},
+                               {"shm_dir", shm_dir},
+                               {"debug", "WARN"},
+                               {"hostid", strcmp(host, "-") == 0 ? "" : host}};
   sagecomm_group_config config = {.struct_size = sizeof config,
                                   .rank = rank,
                                   .size = size,
