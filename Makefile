@@ -238,6 +238,16 @@ MINUTES ?= 60
 soak: build ## run faults, deaths and random programs for MINUTES=60
 	cd $(root) && $(go) run ./tests/faults -soak $(MINUTES)m -python $(py)
 
+# An input that fails stays in testdata/fuzz of its package, and is a test of it from then on.
+.PHONY: fuzz
+fuzz: compilers ## run every fuzzer for SECONDS=60, or those of the packages IN="./internal/shadow ..."
+	cd $(root) && for package in $(or $(IN),$$($(go) list ./...)); do \
+	  for name in $$(grep -hso '^func Fuzz[A-Za-z]*' $$($(go) list -f '{{$$dir := .Dir}}{{range .TestGoFiles}}{{$$dir}}/{{.}} {{end}}' $$package) /dev/null | cut -d ' ' -f 2); do \
+	    $(go) test -vet=off -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(SECONDS),60)s \
+	      -fuzzminimizetime 2s -parallel 1 $$package || exit 1; \
+	  done; \
+	done
+
 # docs/torch-suites.md. `make test` runs a few of them.
 .PHONY: test-suites
 test-suites: build ## run torch's own tests of a backend

@@ -22,7 +22,7 @@ import (
 // In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
 
 // eachAProcess lets each rank have links of its own.
-func eachAProcess(t *testing.T) {
+func eachAProcess(t testing.TB) {
 	t.Helper()
 	real := networkName
 	networkName = func(g *Group) string { return fmt.Sprint(real(g), " ", g.rank) }

@@ -2,6 +2,7 @@ package handshake
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"net"
 	"testing"
@@ -114,9 +115,11 @@ func FuzzFrame(f *testing.F) {
 	f.Add(frame)
 	f.Add([]byte{255, 255, 255, 255})
 	f.Fuzz(func(t *testing.T, text []byte) {
-		s := one.newSession(&wire{in: bytes.NewReader(text)}, key, []byte("talk"), true)
-		if body, err := s.Receive(); err == nil {
-			t.Errorf("%x was accepted", body)
+		for _, server := range []bool{true, false} {
+			s := one.newSession(&wire{in: bytes.NewReader(text)}, key, []byte("talk"), server)
+			if body, err := s.Receive(); err == nil {
+				t.Errorf("%x was accepted, server: %t", body, server)
+			}
 		}
 	})
 }
@@ -131,6 +134,64 @@ func FuzzAdmit(f *testing.F) {
 		_, _, err := one.Admit(w, time.Second, keyOf)
 		if err == nil || w.out.Len() > NonceBytes || len(text)-in.Len() > HelloBytes+ProofBytes {
 			t.Errorf("%v; it has read %d bytes and sent %d", err, len(text)-in.Len(), w.out.Len())
+		}
+	})
+}
+
+// Whatever a server without the key sends, the client refuses it, and reads and tells no more than a handshake has.
+func FuzzGreet(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(make([]byte, NonceBytes+ProofBytes))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		in := bytes.NewReader(text)
+		w := &wire{in: in}
+		_, err := one.Greet(w, space, key, time.Now().Add(time.Second))
+		if err == nil || w.out.Len() > HelloBytes+ProofBytes || len(text)-in.Len() > NonceBytes+ProofBytes {
+			t.Errorf("%v; it has read %d bytes and sent %d", err, len(text)-in.Len(), w.out.Len())
+		}
+	})
+}
+
+// keyed answers a server as a client that has the key, and then sends a text, tagged or not.
+type keyed struct {
+	wire
+	talk []byte
+	rest func(talk []byte) []byte
+}
+
+func (k *keyed) Write(p []byte) (int, error) {
+	if k.talk == nil { // the nonce
+		hello := append(append([]byte(one.Magic), space[:]...), make([]byte, NonceBytes)...)
+		k.talk = transcript(hello, p)
+		proof := one.clientProof(key, k.talk)
+		k.in = io.MultiReader(bytes.NewReader(proof[:]), bytes.NewReader(k.rest(k.talk)))
+	}
+	return len(p), nil
+}
+
+// Whoever has the key sends what it likes in a frame, of which nothing is read beyond the limit, and no frame is accepted that has another tag.
+func FuzzFrameBehindTheProof(f *testing.F) {
+	f.Add([]byte("body"), uint32(4), true)
+	f.Add([]byte{}, uint32(0), true)
+	f.Add(make([]byte, one.Limit+1), uint32(one.Limit+1), true)
+	f.Add([]byte("body"), uint32(1<<31), false)
+	f.Fuzz(func(t *testing.T, body []byte, length uint32, tagged bool) {
+		k := &keyed{rest: func(talk []byte) []byte {
+			frame := append(binary.BigEndian.AppendUint32(nil, length), body...)
+			if tagged {
+				client := one.newSession(nil, key, talk, false)
+				frame = append(frame, one.tag(client.out, 0, frame)...)
+			}
+			return frame
+		}}
+		k.in = bytes.NewReader(append(append([]byte(one.Magic), space[:]...), make([]byte, NonceBytes)...))
+		s, _, err := one.Admit(k, time.Second, keyOf)
+		require.NoError(t, err)
+		got, err := s.Receive()
+		if fits := tagged && int(length) == len(body) && len(body) <= one.Limit; fits != (err == nil) {
+			t.Errorf("%d bytes told as %d, tagged %t: %x, %v", len(body), length, tagged, got, err)
+		} else if fits && !bytes.Equal(got, body) {
+			t.Errorf("%x was read as %x", body, got)
 		}
 	})
 }

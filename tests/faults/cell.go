@@ -35,6 +35,7 @@ type trial struct {
 	culprit int
 	root    int
 	async   bool
+	perHost int    // ranks of a host, where there are several hosts
 	attach  string // ways to the memory of others
 	cold    bool   // the call that meets the fault is the first of its kind
 	dir     string
@@ -73,6 +74,10 @@ func runCell(p *pool, c cell, seed uint64) (*trial, error) {
 	t.culprit = t.random.IntN(c.size)
 	t.root = t.random.IntN(c.size)
 	t.async, t.cold = t.random.IntN(2) == 0, t.random.IntN(4) == 0
+	t.perHost = 1
+	if c.size > 2 && t.random.IntN(2) == 0 {
+		t.perHost = 2
+	}
 	t.attach = anyWay
 	if !atInit(c.moment) { // there a rank that is stopped may not be able to hand its memory out
 		t.attach = []string{anyWay, anyWay, "scm", "tmpfs"}[t.random.IntN(4)]

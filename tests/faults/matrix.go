@@ -43,6 +43,7 @@ type path struct {
 	kind        coll.Kind
 	count       func(size int) int // elements of 4 bytes of the tensor, or of a block
 	tune        string
+	apart       bool // the ranks are on several hosts
 }
 
 const (
@@ -55,7 +56,20 @@ func count(n int) func(int) int { return func(int) int { return n } }
 // shared is the length of a block when all blocks together are several chunks.
 func shared(n int) func(int) int { return func(size int) int { return max(n/size, 20000) } }
 
-var paths = slices.Concat(slotPaths, sendrecvPaths(), []path{nothing})
+var paths = slices.Concat(slotPaths, sendrecvPaths(), apartPaths(), []path{nothing})
+
+// apartPaths are the paths between hosts: p2p, and each collective by one algorithm.
+func apartPaths() (list []path) {
+	known := map[coll.Kind]bool{}
+	for _, p := range slices.Concat(slotPaths, sendrecvPaths()) {
+		if p.form == p2p || p.form == single && strings.Contains(p.tune, "@chunk=4K") && !known[p.kind] {
+			known[p.kind] = true
+			p.variant, p.apart = p.variant+"-apart", true
+			list = append(list, p)
+		}
+	}
+	return list
+}
 
 // sendrecvPaths are the paths of all sendrecv algorithms, in several chunks.
 func sendrecvPaths() (list []path) {
@@ -71,41 +85,41 @@ func sendrecvPaths() (list []path) {
 			elements = shared(2 * largeCount)
 		}
 		for _, name := range sendrecv.Algorithms(kind) {
-			list = append(list, path{kind.String(), name, single, kind, elements, fmt.Sprintf("%v:%s@chunk=4K", kind, name)})
+			list = append(list, path{kind.String(), name, single, kind, elements, fmt.Sprintf("%v:%s@chunk=4K", kind, name), false})
 		}
 	}
 	return list
 }
 
 var slotPaths = []path{
-	{"all_reduce", "small", single, coll.AllReduce, count(smallCount), ""},
-	{"all_reduce", "large", single, coll.AllReduce, count(largeCount), "all_reduce:one_shot@chunk=64K"},
-	{"all_reduce", "two_shot", single, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},
-	{"broadcast", "small", single, coll.Broadcast, count(smallCount), ""},
-	{"broadcast", "large", single, coll.Broadcast, count(largeCount), "broadcast:one_shot@chunk=64K"},
-	{"all_gather", "small", single, coll.AllGather, count(smallCount), ""},
-	{"all_gather", "large", single, coll.AllGather, count(largeCount), "all_gather:one_shot@chunk=64K"},
-	{"reduce", "small", single, coll.Reduce, count(smallCount), ""},
-	{"reduce", "large", single, coll.Reduce, count(largeCount), "reduce:one_shot@chunk=64K"},
-	{"reduce", "two_shot", single, coll.Reduce, count(largeCount), "reduce:two_shot@chunk=64K"},
-	{"barrier", "small", single, coll.Barrier, count(0), ""},
-	{"reduce_scatter", "small", single, coll.ReduceScatter, count(smallCount / 4), ""},
-	{"reduce_scatter", "large", single, coll.ReduceScatter, shared(2 * largeCount), "reduce_scatter:one_shot@chunk=64K"},
-	{"all_to_all", "heads", single, coll.AllToAll, count(smallCount / 4), ""},
-	{"all_to_all", "large", single, coll.AllToAll, shared(2 * largeCount), "all_to_all:one_shot@chunk=64K"},
-	{"gather", "small", single, coll.Gather, count(smallCount), ""},
-	{"gather", "large", single, coll.Gather, count(largeCount), "gather:one_shot@chunk=64K"},
-	{"scatter", "small", single, coll.Scatter, count(smallCount / 4), ""},
-	{"scatter", "large", single, coll.Scatter, shared(2 * largeCount), "scatter:one_shot@chunk=64K"},
-	{"send_recv", "eager", p2p, coll.Send, count(smallCount), ""},
-	{"send_recv", "announced", p2p, coll.Send, count(largeCount), ""},
-	{"coalesced", "small", fused, coll.AllReduce, count(smallCount / 4), ""},
-	{"coalesced", "large", fused, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K"},
-	{"coalesced", "p2p", fusedP2P, coll.Send, count(smallCount), ""},
+	{"all_reduce", "small", single, coll.AllReduce, count(smallCount), "", false},
+	{"all_reduce", "large", single, coll.AllReduce, count(largeCount), "all_reduce:one_shot@chunk=64K", false},
+	{"all_reduce", "two_shot", single, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K", false},
+	{"broadcast", "small", single, coll.Broadcast, count(smallCount), "", false},
+	{"broadcast", "large", single, coll.Broadcast, count(largeCount), "broadcast:one_shot@chunk=64K", false},
+	{"all_gather", "small", single, coll.AllGather, count(smallCount), "", false},
+	{"all_gather", "large", single, coll.AllGather, count(largeCount), "all_gather:one_shot@chunk=64K", false},
+	{"reduce", "small", single, coll.Reduce, count(smallCount), "", false},
+	{"reduce", "large", single, coll.Reduce, count(largeCount), "reduce:one_shot@chunk=64K", false},
+	{"reduce", "two_shot", single, coll.Reduce, count(largeCount), "reduce:two_shot@chunk=64K", false},
+	{"barrier", "small", single, coll.Barrier, count(0), "", false},
+	{"reduce_scatter", "small", single, coll.ReduceScatter, count(smallCount / 4), "", false},
+	{"reduce_scatter", "large", single, coll.ReduceScatter, shared(2 * largeCount), "reduce_scatter:one_shot@chunk=64K", false},
+	{"all_to_all", "heads", single, coll.AllToAll, count(smallCount / 4), "", false},
+	{"all_to_all", "large", single, coll.AllToAll, shared(2 * largeCount), "all_to_all:one_shot@chunk=64K", false},
+	{"gather", "small", single, coll.Gather, count(smallCount), "", false},
+	{"gather", "large", single, coll.Gather, count(largeCount), "gather:one_shot@chunk=64K", false},
+	{"scatter", "small", single, coll.Scatter, count(smallCount / 4), "", false},
+	{"scatter", "large", single, coll.Scatter, shared(2 * largeCount), "scatter:one_shot@chunk=64K", false},
+	{"send_recv", "eager", p2p, coll.Send, count(smallCount), "", false},
+	{"send_recv", "announced", p2p, coll.Send, count(largeCount), "", false},
+	{"coalesced", "small", fused, coll.AllReduce, count(smallCount / 4), "", false},
+	{"coalesced", "large", fused, coll.AllReduce, count(largeCount), "all_reduce:two_shot@chunk=64K", false},
+	{"coalesced", "p2p", fusedP2P, coll.Send, count(smallCount), "", false},
 }
 
 // nothing is the path of faults that happen where no call is made.
-var nothing = path{"none", "none", single, coll.Barrier, count(0), ""}
+var nothing = path{"none", "none", single, coll.Barrier, count(0), "", false}
 
 func (p path) collective() bool { return p.form == single || p.form == fused }
 
@@ -121,18 +135,29 @@ var moments = []string{"write0", "write1", "write2", "wrote2", "away", "awaited"
 
 var sizes = []int{2, 4, 8}
 
+// apartSize is how many ranks a group over several hosts has.
+const apartSize = 4
+
 func atInit(moment string) bool { return strings.HasPrefix(moment, "wr") }
 
 func atDestroy(moment string) bool { return moment == "goodbye" || moment == "left" }
 
 // senseless returns the reason why a combination has no meaning, or "" if it has one.
-func senseless(p path, fault, moment string) string {
+func senseless(p path, fault, moment string, size int) string {
 	mismatch, isMismatch := strings.CutPrefix(fault, "mismatch_")
 	settings := fault == "mismatch_settings"
 	store := strings.HasPrefix(fault, "store_")
 	switch {
 	case p.op == "none" && !atInit(moment) && !atDestroy(moment):
 		return "no call: the moment is one of a call"
+	case p.apart && (isMismatch || store):
+		return "between hosts: what ranks call and where they meet is the same, and in pgbackend"
+	case p.apart && size != apartSize:
+		return "between hosts: groups of 4 have one rank or two on a host, and links take seconds to end"
+	case p.apart && moment == "left":
+		return "between hosts: the goodbye is on its way, and may be lost with the process"
+	case p.apart && moment == "goodbye" && fault == "abort":
+		return "between hosts: before its goodbye a rank has left those that decide about a cause"
 	case p.op != "none" && atInit(moment):
 		return "init: no call has been made, so its path does not matter"
 	case atInit(moment) && (fault == "leave" || fault == "abort"):
@@ -178,7 +203,7 @@ func cells() (list []cell, skipped map[string]int) {
 		for _, fault := range faults {
 			for _, moment := range moments {
 				for _, size := range sizes {
-					if why := senseless(p, fault, moment); why != "" {
+					if why := senseless(p, fault, moment, size); why != "" {
 						skipped[why]++
 						continue
 					}

@@ -1,6 +1,10 @@
 package main
 
-import "sagecomm/internal/coll"
+import (
+	"fmt"
+
+	"sagecomm/internal/coll"
+)
 
 func (t *trial) await(r *process, answer <-chan result) (result, bool) {
 	got, err := r.await(answer)
@@ -55,9 +59,17 @@ func (t *trial) create(timeout int64, tune func(rank int) string) []<-chan resul
 		if rules == "" {
 			rules = "-"
 		}
-		list[rank] = r.order("create", t.dir, "group", rank, t.size, timeout/millisecond, rules, t.attach, t.pool.files)
+		list[rank] = r.order("create", t.dir, "group", rank, t.size, timeout/millisecond, rules, t.attach, t.pool.files, t.hostOf(rank))
 	}
 	return list
+}
+
+// hostOf names the host of a rank, "-" where all are on this one.
+func (t *trial) hostOf(rank int) string {
+	if !t.way.apart {
+		return "-"
+	}
+	return fmt.Sprint("host", rank/t.perHost)
 }
 
 func (t *trial) sameTune(int) string { return t.way.tune }

@@ -23,6 +23,8 @@ func (t *trial) expected(timeout int64) verdict {
 	switch {
 	case t.moment == "left" || t.fault == "leave":
 		return left // whatever becomes of it afterwards
+	case t.way.apart && (t.fault == "kill" || t.fault == "exit"):
+		return verdict{coll.PeerFailure, "", 3 * second, true}
 	case t.fault == "kill" || t.fault == "exit":
 		return verdict{coll.PeerFailure, "died", 2 * second, true}
 	case t.fault == "stop":
@@ -164,7 +166,8 @@ func (t *trial) goOn() {
 // news from the system, which may come later than the news from another peer.
 func (t *trial) leaks(dir string) {
 	for _, r := range t.ranks {
-		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		for began, pause := time.Now(), time.Millisecond; ; time.Sleep(pause) {
+			pause = min(2*pause, 250*time.Millisecond) // each snapshot makes a group
 			got, ok := t.await(r, r.order("snapshot", dir))
 			if !ok {
 				return
@@ -173,7 +176,7 @@ func (t *trial) leaks(dir string) {
 			if why == "" {
 				break
 			}
-			if time.Since(began) > 4*time.Second {
+			if time.Since(began) > t.lingers() {
 				t.wrong("process %d: %s", r.pid, why)
 				break
 			}
@@ -182,4 +185,12 @@ func (t *trial) leaks(dir string) {
 	for _, name := range append(filesOf(t.ranks), filesIn(t.pool.files)...) {
 		t.wrong("left: %s", name)
 	}
+}
+
+// lingers returns how long ranks may hold what the group had. Links end 3 s after their last group, and are read for a while then.
+func (t *trial) lingers() time.Duration {
+	if t.way.apart {
+		return 10 * time.Second
+	}
+	return 4 * time.Second
 }

@@ -20,14 +20,14 @@ type authority struct {
 	key         *ecdsa.PrivateKey
 }
 
-func newAuthority(t *testing.T) (a authority) {
+func newAuthority(t testing.TB) (a authority) {
 	t.Helper()
 	a.certificate, a.key = certified(t, nil, nil, time.Now().Add(time.Hour))
 	return a
 }
 
 // certified returns a certificate that is valid until a time, of an authority or of nobody but itself.
-func certified(t *testing.T, parent *x509.Certificate, signer *ecdsa.PrivateKey, until time.Time) (*x509.Certificate, *ecdsa.PrivateKey) {
+func certified(t testing.TB, parent *x509.Certificate, signer *ecdsa.PrivateKey, until time.Time) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	return issued(t, parent, signer, func(c *x509.Certificate) { c.NotAfter, c.IsCA = until, parent == nil })
 }
@@ -51,7 +51,7 @@ func issued(t *testing.T, parent *x509.Certificate, signer *ecdsa.PrivateKey, ch
 }
 
 // texts returns what the files of a process hold.
-func (a authority) texts(t *testing.T, until time.Time) (certificate, key, authorities []byte) {
+func (a authority) texts(t testing.TB, until time.Time) (certificate, key, authorities []byte) {
 	t.Helper()
 	own, ownKey := certified(t, a.certificate, a.key, until)
 	certificate, key = pems(t, ownKey, own)

@@ -40,6 +40,7 @@ type conn struct {
 		bufs    [][]byte
 		kept    []byte      // memory for rest
 		rest    []byte      // of a frame of which the kernel has taken the beginning; it goes before everything else
+		number  uint32      // frames so far, with which the checksum begins
 		broken  error       // a write has failed, so a part of a frame may be out: nothing is sent behind it
 		flusher atomic.Bool // a goroutine of flushRest waits for the lock
 	}
@@ -57,6 +58,7 @@ type conn struct {
 		dropped  bool     // the payload goes nowhere
 		sum      uint32   // of the frame so far
 		told     uint32   // its checksum
+		number   uint32   // frames so far
 		scratch  []byte   // payloads that go nowhere
 		bufs     [][]byte
 		failed   error

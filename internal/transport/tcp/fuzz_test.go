@@ -2,10 +2,14 @@ package tcp
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"io"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A header that is accepted is what Encode writes of it, and is within the limits of its kind.
@@ -76,7 +80,7 @@ func (s *strict) Arrived(_ *Link, _ int, h *Header) error {
 func FuzzStream(f *testing.F) {
 	var stream, plain []byte // within TLS, and with checksums
 	for n := range uint64(3) {
-		frame := encoded(message(n), bytes.Repeat([]byte{byte(n)}, int(n*9_000)))
+		frame := encodedAs(uint32(n), message(n), bytes.Repeat([]byte{byte(n)}, int(n*9_000)))
 		plain = append(plain, frame...)
 		clear(frame[sumAt:HeaderBytes])
 		stream = append(stream, frame...)
@@ -118,6 +122,171 @@ func FuzzStream(f *testing.F) {
 		}
 		if !bytes.Equal(guard[MaxMessage:], bytes.Repeat([]byte{0xee}, 64)) {
 			t.Error("the connection has written behind the place")
+		}
+	})
+}
+
+// shadowy takes frames of all kinds as package shadow does: payloads go to places of several segments, or nowhere, and a payload may be diverted
+// while it comes.
+type shadowy struct {
+	t     *testing.T
+	guard []byte
+	open  bool
+	h     Header
+	took  []frame
+}
+
+var errShadowy = errors.New("a frame of another group")
+
+const guarded = 64
+
+func (s *shadowy) Place(_ *Link, on int, h *Header) ([][]byte, error) {
+	if s.open {
+		s.t.Error("a frame within a frame")
+	}
+	if h.check(on) != nil {
+		s.t.Errorf("%v on connection %d was handed on", h, on)
+	}
+	switch {
+	case h.Group == 0xff:
+		return nil, errShadowy
+	case h.Group&1 == 1:
+		return nil, ErrDrop
+	}
+	s.open, s.h = true, *h
+	if h.Bytes == 0 {
+		return nil, nil
+	}
+	part := h.Bytes / uint32(1+h.To%3)
+	place := s.guard[guarded : guarded+MaxMessage]
+	return [][]byte{place[:part:part], nil, place[part:h.Bytes:h.Bytes]}, nil
+}
+
+func (s *shadowy) Arrived(_ *Link, on int, h *Header) error {
+	if !s.open || *h != s.h {
+		s.t.Errorf("%v has come, which was not told", h)
+	}
+	s.open = false
+	s.took = append(s.took, frame{on, *h, string(s.guard[guarded : guarded+h.Bytes])})
+	return nil
+}
+
+// Frames of any kind, whole or damaged, in whatever pieces, come as they were sent, or end the connection. What is behind a damaged one is not read.
+func FuzzKinds(f *testing.F) {
+	for _, plain := range []bool{true, false} {
+		for on := range 2 {
+			var headers []byte
+			for k := Heartbeat; k <= Close; k++ {
+				var text [HeaderBytes]byte
+				h := Header{Kind: k, Bytes: rules[k].limit}
+				if rules[k].uses&useGroup != 0 {
+					h.Group, h.To = 2, uint32(k)
+				}
+				h.Encode(&text)
+				if h.check(on) == nil {
+					headers = append(headers, text[:sumAt]...)
+				}
+			}
+			f.Add(headers, on, uint16(9000), uint32(0), plain)
+			f.Add(headers, on, uint16(50), uint32(700), plain)
+		}
+	}
+	f.Fuzz(func(t *testing.T, headers []byte, on int, piece uint16, damage uint32, plain bool) {
+		if on != 0 && on != 1 {
+			return
+		}
+		var stream []byte
+		var sent []frame
+		var ends []int // of them in stream
+		for n := byte(1); len(headers) >= sumAt && n < 20; n, headers = n+1, headers[sumAt:] {
+			var text [HeaderBytes]byte
+			copy(text[:], headers[:sumAt])
+			var h Header
+			bad := h.parse(&text, on) != nil
+			body := bytes.Repeat([]byte{n}, int(min(h.Bytes, MaxMessage)))
+			sum := crc32.Update(crc32.Update(uint32(n-1), castagnoli, text[:sumAt]), castagnoli, body)
+			if plain {
+				binary.LittleEndian.PutUint32(text[sumAt:], sum)
+			}
+			stream = append(append(stream, text[:]...), body...)
+			if bad || h.Group == 0xff && h.Kind != Heartbeat {
+				break
+			}
+			if h.Kind != Heartbeat && h.Group&1 == 0 {
+				sent, ends = append(sent, frame{on, h, string(body)}), append(ends, len(stream))
+			}
+		}
+		harmed := plain && damage > 0 && int(damage) <= len(stream)
+		if harmed { // CRC-32C notices each single damaged byte
+			stream[damage-1] ^= byte(damage>>3) | 1
+		}
+		guard := bytes.Repeat([]byte{0xee}, MaxMessage+2*guarded)
+		s := &shadowy{t: t, guard: guard}
+		c := &conn{link: &Link{node: &Node{config: Config{Receiver: s}}}, index: on, plain: plain, ended: make(chan struct{})}
+		c.link.conns = []*conn{c}
+		c.receiving.intake = make([]byte, intakeBytes)
+		in := bytes.NewReader(stream)
+		var err error
+		for round := 0; err == nil; round++ {
+			_, err = c.once(func(bufs [][]byte) (n int, err error) {
+				left := int(piece)%(2*intakeBytes) + 1
+				for _, b := range bufs {
+					m, err := in.Read(b[:min(len(b), left)])
+					n, left = n+m, left-m
+					if left == 0 || err != nil {
+						break
+					}
+				}
+				if n == 0 {
+					return 0, io.EOF
+				}
+				return n, nil
+			})
+			if round%3 == 2 {
+				c.link.Divert(0, func(h *Header, rest int) [][]byte { // as Pair.divert: what has come goes to the new place, too
+					if rest > int(h.Bytes) || !s.open || *h != s.h {
+						t.Errorf("%d bytes of %v are to come", rest, h)
+					}
+					end := guarded + int(h.Bytes)
+					return [][]byte{guard[end-rest : end : end]}
+				})
+			}
+		}
+		if strings.Contains(err.Error(), "panic") {
+			t.Error(err)
+		}
+		if !bytes.Equal(guard[:guarded], bytes.Repeat([]byte{0xee}, guarded)) || !bytes.Equal(guard[guarded+MaxMessage:], bytes.Repeat([]byte{0xee}, guarded)) {
+			t.Error("the connection has written outside the place")
+		}
+		want := 0
+		for _, end := range ends {
+			if !harmed || end < int(damage) {
+				want++
+			}
+		}
+		if len(s.took) != want {
+			t.Errorf("%d frames were taken of %d, of which %d are whole: %v", len(s.took), len(sent), want, err)
+		}
+		for i, got := range s.took {
+			if got != sent[i] {
+				t.Errorf("frame %d is %v, sent was %v", i, got.h, sent[i].h)
+			}
+		}
+	})
+}
+
+// Whatever the files hold, they are refused with the name of a setting, or links can be made with them.
+func FuzzTLS(f *testing.F) {
+	certificate, key, authorities := newAuthority(f).texts(f, time.Now().Add(time.Hour))
+	f.Add(certificate, key, authorities)
+	f.Add(certificate[:len(certificate)/2], key, authorities)
+	f.Add(slices.Concat(certificate, certificate), key, slices.Concat(authorities, certificate))
+	f.Add(key, certificate, key)
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"), key, []byte{})
+	f.Fuzz(func(t *testing.T, certificate, key, authorities []byte) {
+		made, err := TLS(certificate, key, authorities)
+		if (made == nil) == (err == nil) || err != nil && !strings.HasPrefix(err.Error(), "sagecomm: SAGECOMM_TLS_") {
+			t.Errorf("%v, %v", made, err)
 		}
 	})
 }

@@ -207,12 +207,15 @@ func noLeaks(t *testing.T) {
 	})
 }
 
-// encoded returns a frame, as it comes without TLS.
-func encoded(h *Header, body []byte) []byte {
+// encoded returns the first frame of a connection, as it comes without TLS.
+func encoded(h *Header, body []byte) []byte { return encodedAs(0, h, body) }
+
+// encodedAs returns a frame before which others have come.
+func encodedAs(number uint32, h *Header, body []byte) []byte {
 	var text [HeaderBytes]byte
 	h.Bytes = uint32(len(body))
 	h.Encode(&text)
-	sum := crc32.Update(crc32.Checksum(text[:sumAt], castagnoli), castagnoli, body)
+	sum := crc32.Update(crc32.Update(number, castagnoli, text[:sumAt]), castagnoli, body)
 	binary.LittleEndian.PutUint32(text[sumAt:], sum)
 	return append(text[:], body...)
 }

@@ -15,7 +15,7 @@ type Identity [16]byte
 var linkProtocol = handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: introductionBytes}
 
 // version of section 16 of docs/protocol.md.
-const version = 3
+const version = 4
 
 // introduction says, behind the handshake, which connection this is.
 type introduction struct {

@@ -177,6 +177,30 @@ func TestDamagedFrame(t *testing.T) {
 	require.Zero(t, b.count())
 }
 
+// A frame that comes again is not taken for another one, nor one whose predecessor has not come, whatever they say.
+func TestFramesHaveAPlace(t *testing.T) {
+	noLeaks(t)
+	for name, numbers := range map[string][]uint32{"again": {1, 2, 2}, "one is missing": {1, 3}, "exchanged": {2, 1}} {
+		a, b := newEnd(t, nil), newEnd(t, nil)
+		l := a.linkTo(t, b)
+		b.linkOf(t, a)
+		c := l.conns[1]
+		c.sending.Lock()
+		first, whole := c.sending.number, 0
+		for i, n := range numbers {
+			h := &Header{Kind: Eager, Group: 9, Number: uint64(n), Hash: 1}
+			_, err := c.tcp.Write(encodedAs(first+n-1, h, []byte{byte(n)}))
+			require.NoError(t, err)
+			if whole == i && int(n) == i+1 {
+				whole++
+			}
+		}
+		c.sending.Unlock()
+		require.ErrorIs(t, b.awaitLoss(t), errSum, name)
+		require.Len(t, b.await(t, whole), whole, name)
+	}
+}
+
 // A frame that nobody waits for is read and forgotten, and what follows is delivered.
 func TestDroppedFrames(t *testing.T) {
 	noLeaks(t)

@@ -109,7 +109,8 @@ func (c *conn) handle(n int) error {
 		}
 		r.told, r.sum = binary.LittleEndian.Uint32(text[sumAt:]), 0
 		if c.plain {
-			r.sum = crc32.Checksum(text[:sumAt], castagnoli)
+			r.sum = crc32.Update(r.number, castagnoli, text[:sumAt])
+			r.number++
 		}
 		r.from += HeaderBytes
 		if r.header.Kind == Heartbeat {

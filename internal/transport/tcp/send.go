@@ -29,15 +29,16 @@ func (c *conn) write(h *Header, payload [][]byte) error {
 	_, err := out.WriteTo(c.tcp)
 	clear(c.sending.bufs)
 	c.sent.Store(c.link.now())
+	c.sending.number++
 	c.sending.broken = err // a part of the frame may be out
 	return err
 }
 
-// encode returns the bytes of a frame without TLS. They are valid as long as the lock of sending is held.
+// encode returns the bytes of the next frame without TLS. They are valid as long as the lock of sending is held.
 func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
 	s := &c.sending
 	h.Encode(&s.head)
-	sum := crc32.Checksum(s.head[:sumAt], castagnoli)
+	sum := crc32.Update(s.number, castagnoli, s.head[:sumAt])
 	for _, p := range payload {
 		sum = update(sum, p)
 	}
@@ -81,6 +82,7 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	if s.broken = err; err != nil || n == 0 {
 		return false, err
 	}
+	s.number++
 	s.kept = s.kept[:0]
 	for _, b := range skip(bufs, n) {
 		s.kept = append(s.kept, b...)

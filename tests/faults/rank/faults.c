@@ -5,13 +5,17 @@
 #include "rank.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 /* ---- what is armed ---- */
 
@@ -165,6 +169,51 @@ static int32_t faulty_get(void *ctx, const char *key, int64_t timeout_ns, void *
 const sagecomm_store *faulty_store(const char *dir) {
   static sagecomm_store store = {.ctx = store_dir, .set = faulty_set, .get = faulty_get};
   snprintf(store_dir, sizeof store_dir, "%s", dir);
+  return &store;
+}
+
+/* ---- the store for as long as a group needs it: a file for each key, which is linked under its name when it is whole ---- */
+
+static int32_t last_prepare(void *ctx, void **claimer, char *why, size_t why_n) {
+  *claimer = strdup(ctx);
+  if (*claimer != NULL) return 0;
+  snprintf(why, why_n, "no memory");
+  return -1;
+}
+
+static int32_t last_claim(void *claimer, const char *key, const void *data, size_t n, void *sink_ctx,
+                          void (*sink)(void *sink_ctx, const void *data, size_t n), char *why, size_t why_n) {
+  char name[256], path[4096], own[4200], value[8192];
+  snprintf(name, sizeof name, "%s", key);
+  for (char *c = name; *c != 0; c++) {
+    if (*c == '/') *c = '-';
+  }
+  snprintf(path, sizeof path, "%s/claim-%s", (const char *)claimer, name);
+  snprintf(own, sizeof own, "%s-%d", path, (int)getpid());
+  FILE *f = fopen(own, "w");
+  bool written = f != NULL && fwrite(data, 1, n, f) == n;
+  written = f != NULL && fclose(f) == 0 && written;
+  if (!written || (link(own, path) != 0 && errno != EEXIST)) {
+    snprintf(why, why_n, "%s: %s", path, strerror(errno));
+    unlink(own);
+    return -1;
+  }
+  unlink(own);
+  if ((f = fopen(path, "r")) == NULL) {
+    snprintf(why, why_n, "%s: %s", path, strerror(errno));
+    return -1;
+  }
+  size_t got = fread(value, 1, sizeof value, f);
+  fclose(f);
+  sink(sink_ctx, value, got);
+  return 0;
+}
+
+static void last_release(void *claimer) { free(claimer); }
+
+const sagecomm_lasting_store *lasting_store(void) {
+  static sagecomm_lasting_store store = {
+      .ctx = store_dir, .prepare = last_prepare, .claim = last_claim, .release = last_release};
   return &store;
 }
 

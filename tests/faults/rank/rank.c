@@ -47,21 +47,25 @@ static void answer(const char *id, int32_t status, int ok, int64_t entered, cons
 /* ---- calls ---- */
 
 static void do_create(const char *id, char *words) {
-  char dir[2048], name[64], tune[512], attach[64], shm_dir[2048];
+  char dir[2048], name[64], tune[512], attach[64], shm_dir[2048], host[64];
   int rank, size;
   long timeout_ms;
-  if (sscanf(words, "%2047s %63s %d %d %ld %511s %63s %2047s", dir, name, &rank, &size, &timeout_ms, tune, attach,
-             shm_dir) != 8) {
+  if (sscanf(words, "%2047s %63s %d %d %ld %511s %63s %2047s %63s", dir, name, &rank, &size, &timeout_ms, tune, attach,
+             shm_dir, host) != 9) {
     abort();
   }
-  sagecomm_option options[] = {
-      {"tune", strcmp(tune, "-") == 0 ? "" : tune}, {"shm_attach", attach}, {"shm_dir", shm_dir}, {"debug", "WARN"}};
+  sagecomm_option options[] = {{"tune", strcmp(tune, "-") == 0 ? "" : tune},
+                               {"shm_attach", attach},
+                               {"shm_dir", shm_dir},
+                               {"debug", "WARN"},
+                               {"hostid", strcmp(host, "-") == 0 ? "" : host}};
   sagecomm_group_config config = {.struct_size = sizeof config,
                                   .rank = rank,
                                   .size = size,
                                   .name = name,
                                   .timeout_ns = timeout_ms * MILLISECOND,
                                   .store = faulty_store(dir),
+                                  .lasting = lasting_store(),
                                   .options = options,
                                   .n_options = sizeof options / sizeof *options};
   sagecomm_error err = {0};

@@ -29,7 +29,8 @@ bool faults_arm(const char *point, int nth, const char *action, int64_t ms);
 /* False if the write is to fail. */
 bool faults_reach(int point);
 const sagecomm_store *faulty_store(const char *dir);
-int store_calls_outside(void); /* of the store, after group_create() has returned */
+const sagecomm_lasting_store *lasting_store(void); /* the same store: after faulty_store() */
+int store_calls_outside(void);                     /* of the store, after group_create() has returned */
 int32_t create(const sagecomm_group_config *config, sagecomm_group *group, sagecomm_error *err);
 
 /* ---- calls.c ---- */

@@ -1,0 +1,240 @@
+package pgbackend
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
+	"sagecomm/internal/transport/tcp"
+)
+
+// These fuzzers have what groups read of other hosts: frames of the verdict, entries of control exchanges, and what ranks write into the store.
+
+// brokenLink is a link over which nothing is sent, and which notices whether it was ended.
+type brokenLink struct{ broken error }
+
+func (l *brokenLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) { return true, nil }
+func (l *brokenLink) TryFlush(int) (bool, error)                        { return true, nil }
+func (l *brokenLink) Break(why error)                                   { l.broken = cmp.Or(l.broken, why) }
+
+const (
+	verdictHeader = 12 // bytes of a header in the input of FuzzVerdict
+	mostFrames    = 64
+)
+
+// Whatever members send, an arbiter refuses it, which ends the link, or goes on: it does not panic, has one cause, which a rank may have written,
+// and has not more to send than its bounds allow.
+func FuzzVerdict(f *testing.F) {
+	record := encodeRecord(&coll.Failure{Status: coll.PeerFailure, Rank: 1, PID: 12, Host: "b", Message: "sagecomm: gone"}, 5)
+	frame := func(over, kind, from, to byte, number, block, taken uint16) []byte {
+		b := binary.LittleEndian.AppendUint16([]byte{over, kind, from, to, 0, 0}, number)
+		return binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(b, block), taken)
+	}
+	f.Add(slices.Concat(frame(1, 0, 2, 0, 0, 0, 1), frame(2, 1, 4, 0, 1, 0, 2), frame(1, 3, 2, 0, 0, 0, 1)), []byte(record), false)
+	f.Add(slices.Concat(frame(1, 4, 2, 0, 2, 4, 2), frame(1, 4, 2, 0, 4, 2, 2), frame(2, 2, 4, 0, 0, 0, 0)), []byte(record), true)
+	f.Add(frame(1, 3, 2, 0, 0, 0, 1), []byte(`{"Status":1,"Rank":99}`), true)
+	f.Fuzz(func(t *testing.T, frames, payload []byte, lasting bool) {
+		links := []memberLink{nil, &brokenLink{}, &brokenLink{}}
+		c := arbiterConfig{number: 9, size: 5, lowest: []int{0, 2, 4}, links: links, key: "fuzz", left: func(int) bool { return false }}
+		if lasting {
+			store := bootstrap.NewMemStore()
+			c.store, _ = store.Last()
+		}
+		a := newArbiter(c)
+		a.expect()
+		defer a.close()
+		refused := false
+		for n := 0; len(frames) >= verdictHeader && n < mostFrames && !refused; n, frames = n+1, frames[verdictHeader:] {
+			le := binary.LittleEndian
+			wide := func(at int) uint64 {
+				if x := le.Uint16(frames[at:]); x < 0xf000 {
+					return uint64(x)
+				}
+				return 1 << 63
+			}
+			h := tcp.Header{Kind: tcp.Declare + tcp.Kind(frames[1]%5), Group: 9, From: uint32(frames[2]), To: uint32(frames[3]), Number: wide(6), Block: wide(8), Taken: wide(10)}
+			body := payload
+			if frames[4]&1 == 1 || h.Kind == tcp.Lost {
+				body = nil
+			}
+			h.Bytes = uint32(len(body))
+			over := 1 + int(frames[0]%2)
+			if frames[4]&2 == 2 {
+				a.linkLost(over)
+			}
+			refused = a.take(over, &h, body) != nil
+			if frames[4]&4 == 4 {
+				a.declare(&coll.Failure{Status: coll.Timeout, Rank: 4, Message: "own"}, 0, nil)
+			}
+		}
+		handled := make(chan struct{})
+		a.push(func() { close(handled) })
+		select {
+		case <-handled:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the arbiter hangs")
+		}
+		for _, l := range links[1:] {
+			require.NoError(t, l.(*brokenLink).broken)
+		}
+		if first := a.cause.Load(); first != nil {
+			_, err := decodeRecord(encodeRecord(first, a.size), a.size)
+			require.NoError(t, err)
+		}
+	})
+}
+
+// Whatever a remote rank sends in control exchanges, what this rank may be reading is not overwritten, and counts never fall.
+func FuzzEntries(f *testing.F) {
+	f.Add([]byte{0, 1, 0, 0, 4, 9, 0, 2, 0, 1, 4, 9}, []byte("namedata"))
+	f.Add([]byte{1, 1, 0, 0xff, 4, 9, 1, 0, 1, 0, 0, 0}, make([]byte, controlPart+maxPurpose))
+	f.Fuzz(func(t *testing.T, input, payload []byte) {
+		if len(payload) > controlPart+152 { // the limit of a frame
+			return
+		}
+		var rounds [topicCount]controlTopic
+		var own controlArea
+		r := &remoteControl{own: &own, rounds: &rounds}
+		for ; len(input) >= 6; input = input[6:] {
+			topic := input[0] % uint8(topicCount+1)
+			h := tcp.Header{Kind: tcp.Exchange, Channel: topic, Number: uint64(input[1] % 8), Taken: uint64(input[2] % 8), Tag: int32(int8(input[3])) * int32(1+input[4]%2), Hash: uint64(input[4]), Block: uint64(input[5])}
+			body := payload[:min(len(payload), int(input[4])*20)]
+			if h.Number == 0 && input[5] > 3 {
+				h.Tag, h.Hash, h.Block, body = 0, 0, 0, nil
+			}
+			h.Bytes = uint32(len(body))
+			if topic < uint8(topicCount) && input[5]%2 == 1 { // this rank goes on
+				rounds[topic].taken.Store(min(rounds[topic].taken.Load()+1, r.area[topic].posted.Load()))
+				rounds[topic].posted.Add(1)
+			}
+			before := [2]uint64{}
+			var data []byte
+			if topic < uint8(topicCount) {
+				before = [2]uint64{r.area[topic].posted.Load(), r.area[topic].taken.Load()}
+				data = bytes.Clone(r.area[topic].data[:])
+			}
+			err := r.take(&h, body)
+			if topic >= uint8(topicCount) {
+				require.Error(t, err)
+				continue
+			}
+			after := [2]uint64{r.area[topic].posted.Load(), r.area[topic].taken.Load()}
+			unread := before[0] > rounds[topic].taken.Load()
+			if err != nil || unread || h.Number == 0 {
+				require.True(t, bytes.Equal(data, r.area[topic].data[:]), "what may be read has changed")
+				require.Equal(t, before[0], after[0])
+			}
+			require.True(t, after[0] >= before[0] && after[0] <= before[0]+1 && after[1] >= before[1] && after[1] <= rounds[topic].posted.Load())
+			require.LessOrEqual(t, r.area[topic].named.Load(), uint64(maxPurpose))
+			if err != nil {
+				return
+			}
+		}
+	})
+}
+
+// tapped is a store that notes what ranks write.
+type tapped struct {
+	*bootstrap.MemStore
+	mu    sync.Mutex
+	wrote map[string][]byte
+}
+
+func (s *tapped) Set(key string, value []byte) error {
+	s.mu.Lock()
+	s.wrote[key] = bytes.Clone(value)
+	s.mu.Unlock()
+	return s.MemStore.Set(key, value)
+}
+
+// described returns what two ranks on two hosts write into the store when they make a group, by the end of the key.
+func described(t testing.TB) map[string][]byte {
+	t.Helper()
+	store := &tapped{MemStore: bootstrap.NewMemStore(), wrote: map[string][]byte{}}
+	var all sync.WaitGroup
+	errs := make([]error, 2)
+	for rank := range 2 {
+		all.Go(func() {
+			var g *Group
+			g, errs[rank] = Get().Create(Config{Rank: rank, Size: 2, Name: "g", Timeout: opTimeout, Store: store, Lasting: store.MemStore, Options: onHosts("01")(rank)})
+			if errs[rank] == nil {
+				errs[rank] = g.Destroy()
+			}
+		})
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs...))
+	wrote := map[string][]byte{}
+	for key, value := range store.wrote {
+		if _, of, found := strings.Cut(key, firstTry); found {
+			wrote[of] = value[1:] // behind the mark of a value
+		}
+	}
+	return wrote
+}
+
+// Whatever a rank writes into the store as its description and its addresses, the others make a group of it, or refuse it with an error that names
+// it, and do not panic.
+func FuzzDescriptions(f *testing.F) {
+	eachAProcess(f)
+	wrote := described(f)
+	first, other, at := wrote["/0"], wrote["/1"], wrote[addressRound+"/1"]
+	require.True(f, json.Valid(first) && json.Valid(other) && json.Valid(at), "%q", slices.Collect(maps.Keys(wrote)))
+	f.Add(other, at)
+	f.Add(other[:len(other)/2], at)
+	f.Add(first, at[:len(at)/2])
+	f.Add([]byte("null"), []byte("null"))
+	f.Add(bytes.ReplaceAll(other, []byte("host 1"), []byte("host 0")), []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["1.2.3.4:5"]}`))
+	settings, err := env.Resolve(nil, map[string]string{"probe": "off"})
+	require.NoError(f, err)
+	tuning, err := readTuningSettings(settings)
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, description, addresses []byte) {
+		g := &Group{process: Get(), name: "g", size: 2, settings: settings, tuningSettings: tuning, life: lifetime{gone: make([]bool, 2)}}
+		var err error
+		if err = g.introduce([][]byte{first, description}); err == nil {
+			err = g.choose()
+		}
+		if err != nil {
+			require.NotEmpty(t, err.Error())
+			return
+		}
+		_, _, _ = g.who(1), g.machines(), g.crowded()
+		l := &groupLinks{}
+		if err := l.readAddresses([][]byte{wrote[addressRound+"/0"], addresses}, 0); err != nil {
+			require.Contains(t, err.Error(), "rank 1")
+			return
+		}
+		ranks := 0
+		for _, p := range l.processes {
+			require.Len(t, p.at.ID, len(tcp.Identity{}))
+			require.NotEmpty(t, p.at.At)
+			ranks += len(p.ranks)
+		}
+		require.Equal(t, 2, ranks)
+	})
+}
+
+// Whatever a rank tells of its failure, the others make an error of it.
+func FuzzTold(f *testing.F) {
+	f.Add([]byte(`{"status":3,"rank":1,"pid":12,"host":"b"}`), "reason")
+	f.Add([]byte(`{"status":99,"rank":-1}`), "")
+	f.Fuzz(func(t *testing.T, detail []byte, reason string) {
+		told := &bootstrap.FailedError{Prefix: "p", Size: 2, Failed: []bootstrap.RankFailure{{Rank: 1, Reason: reason, Detail: detail}}}
+		failure := CreateFailure("g", telling(told))
+		require.True(t, failure.Status.Known() && failure.Status.Failed() && failure.Rank >= -1, "%v", failure)
+	})
+}

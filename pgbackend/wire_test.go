@@ -1,0 +1,257 @@
+package pgbackend
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/bootstrap"
+)
+
+var wireSeed = flag.Uint64("wire.seed", 0, "of TestWire: what is random follows from it; 0: another one each time")
+
+const (
+	wireHosts   = "012"
+	wireWorkers = 12 // cells at the same time: most of their time they wait
+	quickCells  = 40
+	unheardFor  = 2 * time.Second // timeout of operations that may not go on
+	makingFor   = 4 * time.Second // of a group whose links may not be made
+)
+
+// Faults of links: in no cell does a rank hang, get wrong data, or a cause that others do not have, and nothing is left behind. With -short a few cells
+// are drawn. One alone: -run 'TestWire/p2p/8/reset/running/tls$' -wire.seed=...
+func TestWire(t *testing.T) {
+	seed := *wireSeed
+	if seed == 0 {
+		seed = rand.Uint64()>>1 + 1
+	}
+	t.Logf("-wire.seed=%d", seed)
+	realName, realRest := networkName, networkRest
+	networkName = func(g *Group) string { return fmt.Sprint(g.name, " ", g.rank) }
+	networkRest = time.Millisecond
+	defer func() { networkName, networkRest = realName, realRest }()
+	list, _ := wireCells()
+	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(list), func(i, k int) { list[i], list[k] = list[k], list[i] })
+	if testing.Short() && !strings.Contains(flag.Lookup("test.run").Value.String(), "/") {
+		list = list[:quickCells]
+	}
+	authority := newCertificates(t)
+	secure := make([]options, len(wireHosts))
+	for rank := range secure {
+		secure[rank] = authority.options(t, time.Now().Add(time.Hour))
+	}
+	shared := filesOfSharedMemory(t)
+	before := goroutinesAndDescriptors(t)
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range wireWorkers {
+		workers.Go(func() {
+			for {
+				n := int(next.Add(1)) - 1
+				if n >= len(list) {
+					return
+				}
+				c := list[n]
+				t.Run(c.String(), func(t *testing.T) { runWireCell(t, c, seed, secure) })
+			}
+		})
+	}
+	workers.Wait()
+	require.Equal(t, shared, filesOfSharedMemory(t), "files of shared memory")
+	var after [2]int
+	for began := time.Now(); time.Since(began) < opTimeout/2; time.Sleep(10 * time.Millisecond) {
+		if after = goroutinesAndDescriptors(t); after[0] <= before[0]+3 && after[1] <= before[1]+5 { // the arena, the progress engine, and the sockets of both are kept
+			return
+		}
+	}
+	stacks := make([]byte, 1<<20)
+	t.Errorf("goroutines and descriptors: %v before, %v after: %v\n%s", before, after, descriptors(t), stacks[:runtime.Stack(stacks, true)])
+}
+
+// Each fault, moment, operation and size has cells.
+func TestWireIsWhole(t *testing.T) {
+	list, left := wireCells()
+	n := len(list)
+	for _, cells := range left {
+		n += cells
+	}
+	require.Equal(t, len(wireOps())*len(wireSizes)*len(wireFaults)*len(wireMoments)*2, n)
+	require.GreaterOrEqual(t, len(list), 1000)
+	t.Logf("%d cells", len(list))
+	some := func(what string, is func(wireCell) bool) { require.True(t, slices.ContainsFunc(list, is), what) }
+	for _, f := range wireFaults {
+		some(f.name, func(c wireCell) bool { return c.fault == f.name && !c.tls })
+		some(f.name, func(c wireCell) bool { return c.fault == f.name && c.tls })
+	}
+	for _, op := range wireOps() {
+		some(op, func(c wireCell) bool { return c.op == op })
+	}
+	for _, moment := range wireMoments {
+		some(moment, func(c wireCell) bool { return c.moment == moment })
+	}
+}
+
+func filesOfSharedMemory(t *testing.T) []string {
+	t.Helper()
+	list, err := filepath.Glob("/dev/shm/sagecomm*")
+	require.NoError(t, err)
+	return list
+}
+
+func goroutinesAndDescriptors(t *testing.T) [2]int {
+	t.Helper()
+	return [2]int{runtime.NumGoroutine(), len(descriptors(t))}
+}
+
+func descriptors(t *testing.T) (list []string) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		to, _ := os.Readlink("/proc/self/fd/" + e.Name()) // that of ReadDir is closed
+		list = append(list, to)
+	}
+	return list
+}
+
+// wireTrial is one run of a cell.
+type wireTrial struct {
+	wireCell
+	wire    *wire
+	t       *testing.T
+	random  *rand.Rand
+	secure  []options
+	secret  string
+	world   *world
+	names   []string      // of the groups
+	limit   time.Duration // of a control exchange
+	stopped chan struct{} // closed when strangers are to stop
+	visits  sync.WaitGroup
+}
+
+func runWireCell(t *testing.T, c wireCell, seed uint64, secure []options) {
+	x := &wireTrial{wireCell: c, t: t, random: c.random(seed), secure: secure, limit: opTimeout, stopped: make(chan struct{})}
+	order := x.random.Perm(len(wireHosts))
+	x.wire = newWire(t, order[0], order[1], c.tls)
+	x.secret = writeSecret(t, "the secret of "+c.String())
+	ended := make(chan struct{})
+	watch := time.AfterFunc(hangAfter, func() {
+		select {
+		case <-ended:
+		default:
+			stacks := make([]byte, 8<<20)
+			panic(fmt.Sprintf("%v hangs\n%s", c, stacks[:runtime.Stack(stacks, true)]))
+		}
+	})
+	defer watch.Stop()
+	defer close(ended)
+	defer x.end()
+	switch c.moment {
+	case "making":
+		x.playMaking()
+	case "leaving":
+		x.playLeaving()
+	default:
+		x.playOperations()
+	}
+}
+
+// make makes a group on the store of a trial, through wire or beside it.
+func (x *wireTrial) make(name string, timeout time.Duration, through bool) []error {
+	x.world = &world{x.t, make([]*Group, len(wireHosts))}
+	x.names = append(x.names, name)
+	errs := make([]error, len(wireHosts))
+	store := bootstrap.NewMemStore()
+	ranksOf(x.t, len(wireHosts), func(rank int) error {
+		o := onHosts(wireHosts)(rank)
+		o["secret_file"] = x.secret
+		if x.tls {
+			for name, value := range x.secure[rank] {
+				o[name] = value
+			}
+		}
+		config := Config{Rank: rank, Size: len(wireHosts), Name: name, Timeout: timeout, Store: store, Lasting: store, Options: o}
+		if through {
+			config.Store = wiredStore{store, x.wire, rank}
+		}
+		x.world.groups[rank], errs[rank] = Get().Create(config)
+		return nil
+	})
+	return errs
+}
+
+// end ends what the trial has begun, and expects that nothing of its groups is left.
+func (x *wireTrial) end() {
+	close(x.stopped)
+	x.wire.close()
+	x.visits.Wait()
+	if x.world != nil {
+		x.world.destroy()
+	}
+	left := ""
+	for began := time.Now(); time.Since(began) < opTimeout/2; time.Sleep(5 * time.Millisecond) {
+		Get().sweep()
+		if left = x.left(); left == "" {
+			return
+		}
+	}
+	x.t.Errorf("left: %s", left)
+}
+
+func (x *wireTrial) left() (left string) {
+	if x.world != nil {
+		for rank, g := range x.world.groups {
+			if g != nil && g.life.now() != freed {
+				left += fmt.Sprintf("the memory of rank %d; ", rank)
+			}
+		}
+	}
+	p := Get()
+	p.networks.mu.Lock()
+	defer p.networks.mu.Unlock()
+	mine := func(n *network) bool {
+		return slices.ContainsFunc(x.names, func(name string) bool { return strings.HasPrefix(n.key.host, name+" ") })
+	}
+	for n := range p.networks.all {
+		if mine(n) {
+			left += n.key.host + "; "
+		}
+	}
+	for n := range p.networks.ending {
+		if mine(n) {
+			left += n.key.host + ", which ends; "
+		}
+	}
+	return left
+}
+
+// strike begins the fault. It is over, or about to come, when strike returns.
+func (x *wireTrial) strike() {
+	switch {
+	case isStranger(x.fault):
+		x.visit()
+		x.wire.strikes()
+	default:
+		x.wire.arm(x.wireCell.draw(x.random, x.wire.ends))
+	}
+}
+
+func (x *wireTrial) hasStruck() bool {
+	select {
+	case <-x.wire.struck:
+		return true
+	default:
+		return false
+	}
+}
