@@ -213,7 +213,7 @@ func (p *Process) choicesFor(q Question) (c choices, err error) {
 			found[0] = max(found[0], switching)
 		}
 	}
-	s, err := p.selector(shape, w.machine, w, found)
+	s, err := p.selector(shape, w.machine, w, found, networkResult{})
 	if err != nil {
 		return c, err
 	}

@@ -31,7 +31,8 @@ type linking struct {
 	g         *Group
 	processes []linkedProcess
 	cancel    context.CancelFunc
-	done      chan struct{} // closed when all links are there, or one is not made
+	done      chan struct{} // closed when all links are there and measured, or one is not made
+	probed    []probedHost  // what this process has measured; set before done is closed
 
 	mu     sync.Mutex
 	links  []*tcp.Link   // by process; nil for this one
@@ -75,6 +76,7 @@ func (g *Group) startLinking(deadline time.Time) *linking {
 		defer recoverFrom("the links of a group")
 		defer close(l.done)
 		all.Wait()
+		l.probe(ctx)
 	}()
 	return l
 }
