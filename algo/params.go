@@ -65,6 +65,15 @@ func (p Params) ScaledNetwork(latency, step, perByte float64) Params {
 	return p
 }
 
+// ByName returns all parameters, in seconds.
+func (p Params) ByName() map[string]float64 {
+	list := map[string]float64{}
+	for _, one := range parameters {
+		list[one.name] = *one.in(&p)
+	}
+	return list
+}
+
 // NetworkSettings returns the costs of a message between hosts in the grammar of [ParseTune], with some digits.
 func NetworkSettings(l cost.Link, digits int) string {
 	var list []string

@@ -262,6 +262,15 @@ func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 	return out
 }
 
+// probedLinks returns what was measured of links between hosts, nil where there are none.
+func (g *Group) probedLinks() *probedLinks {
+	if !g.apart() {
+		return nil
+	}
+	l := g.probed.worst.link()
+	return &probedLinks{l.Latency, l.Step, l.Byte, g.probed.pairs, g.probed.measured}
+}
+
 // describeProbe returns what the group predicts messages between hosts by, for logs.
 func (g *Group) describeProbe() string {
 	settings := algo.NetworkSettings(g.selector.Params().Network, 7)
