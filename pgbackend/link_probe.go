@@ -20,8 +20,8 @@ import (
 // links).
 
 const (
-	linkProbeLimit  = 100 * time.Millisecond // for a link
-	linkProbesLimit = 250 * time.Millisecond // for all links that a process measures for a group
+	linkProbeLimit  = 40 * time.Millisecond // for a link
+	linkProbesLimit = 120 * time.Millisecond // for all links that a process measures for a group
 )
 
 // measureLink measures a link. Tests replace it.
@@ -135,7 +135,7 @@ func (g *Group) hostPair(a, b int) hostPair {
 type linkProbes struct {
 	turn  chan struct{} // has an element while a group is measured
 	mu    sync.Mutex
-	known map[hostPair]linkCosts // complete ones
+	known map[hostPair]linkCosts
 }
 
 func newLinkProbes() linkProbes {
@@ -149,11 +149,11 @@ func (p *linkProbes) of(pair hostPair) (c linkCosts, known bool) {
 	return c, known
 }
 
-// remember keeps costs, unless something was not measured or the pair is known: all groups of the process tell the same.
+// remember keeps costs, unless the pair is known: all groups of the process tell the same. What was tried in vain is not tried again.
 func (p *linkProbes) remember(pair hostPair, c linkCosts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, known := p.known[pair]; !known && c.complete() {
+	if _, known := p.known[pair]; !known {
 		p.known[pair] = c
 	}
 }
@@ -201,7 +201,9 @@ func (l *linking) probe(ctx context.Context) {
 			if links[i] != nil {
 				found = costsOf(measureLink(links[i], ctx, limit))
 			}
-			known.remember(pair, found)
+			if ctx.Err() == nil { // nothing but the link has ended the probe
+				known.remember(pair, found)
+			}
 		}
 		l.probed = append(l.probed, probedHost{host, found})
 	}
@@ -249,12 +251,14 @@ func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 			if !measures(a, b, hosts) {
 				from, to = b, a
 			}
-			found := told[from][to]
+			found, was := told[from][to]
+			if was {
+				g.process.linkProbes.remember(g.hostPair(a, b), found)
+			}
 			out.worst = out.worst.worst(found.or(usual))
 			out.pairs++
 			if found.complete() {
 				out.measured++
-				g.process.linkProbes.remember(g.hostPair(a, b), found)
 			}
 		}
 	}

@@ -23,7 +23,6 @@ type Costs struct {
 const (
 	probed       = 1                      // the connection
 	probeBytes   = 64 << 10               // of a long payload
-	firstAnswer  = 50 * time.Millisecond  // after which a process that does not answer is not asked again
 	roundTrips   = 40                     // that are tried
 	frameBursts  = 5                      // that are tried,
 	burstFrames  = 32                     // and the frames of each
@@ -136,17 +135,17 @@ func (l *Link) Probe(ctx context.Context, limit time.Duration) (found Costs) {
 	p := prober{c: c, ctx: ctx}
 	until := func(part time.Duration) { p.deadline = began.Add(part) }
 
-	until(min(limit, firstAnswer))
+	until(limit)
 	trip, ok := p.burst(0, nil)
 	if !ok {
 		return found
 	}
-	until(limit / 4)
+	until(limit / 8)
 	if again, ok := p.least(roundTrips-1, 0, nil); ok {
 		trip = min(trip, again)
 	}
 	found.RoundTrip = trip.Seconds()
-	until(limit / 2)
+	until(limit / 4)
 	if took, ok := p.least(frameBursts, burstFrames, nil); ok {
 		found.Frame = max(took-trip, time.Nanosecond).Seconds() / burstFrames
 	}
