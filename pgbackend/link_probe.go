@@ -19,8 +19,9 @@ import (
 // This file measures the links of a group between hosts, and makes the ranks agree on what they cost (docs/protocol.md, section 16, The probe of
 // links).
 
-const (
-	linkProbeLimit  = 40 * time.Millisecond // for a link
+// Bounds of the probe, which tests change.
+var (
+	linkProbeLimit  = 40 * time.Millisecond  // for a link
 	linkProbesLimit = 120 * time.Millisecond // for all links that a process measures for a group
 )
 

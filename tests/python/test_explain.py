@@ -238,3 +238,18 @@ def test_a_reader_that_ends_early_ends_the_command():
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=most(60))
     assert ended.returncode == 1
     assert ended.stderr == "sagecomm: [Errno 28] No space left on device\n"
+
+
+def test_it_shows_what_messages_between_hosts_cost():
+    asked = ("explain", "all_reduce", "64K", "--ranks", "4", "--hosts", "2", "--tune", "network.latency=7us")
+    answer = json.loads(programs.command(*asked, "--json").said)
+    assert answer["parameters"]["network.latency"] == pytest.approx(7e-6)
+    assert "probed_links" not in answer  # the group is only described
+    used = "Between hosts a message is taken to cost: latency 7 us, step 3 us, 320 ps a byte"
+    assert f"{used}; not measured" in programs.command(*asked).said.splitlines()
+    probed = {"latency": 6.5e-6, "step": 2e-6, "byte": 1.5e-10, "pairs": 3, "measured": 2}
+    said = _explain.text(answer | {"probed_links": probed}).splitlines()
+    assert said[said.index(used) + 1] == (
+        "Measured, the highest of 2 of 3 pairs of hosts: latency 6.5 us, step 2 us, 150 ps a byte"
+    )
+    assert "Between hosts" not in programs.command("explain", "all_reduce", "--ranks", "4").said
