@@ -1,4 +1,4 @@
-"""Compares measured times of collectives over several hosts with those that the simulator predicts from the probed links.
+"""Compares measured times of collectives over several hosts with what the simulator predicts from probed links.
 
 Run it with as many ranks on each host. On one machine, for two hosts of two ranks:
 
@@ -108,7 +108,7 @@ def main() -> None:
     parsed = parser.parse_args()
     dist.init_process_group("sagecomm")
     torch.set_num_threads(1)
-    rows = [("collective", "bytes", "algorithm", "measured", "simulated", "ratio", "group's own")]
+    rows = [("collective", "algorithm", "bytes", "measured", "simulated", "ratio", "group's own")]
     good = 0
     for op in parsed.ops.split(","):
         for nbytes in parsed.bytes:
@@ -119,14 +119,14 @@ def main() -> None:
             predicted = simulated(described, op, nbytes)[chosen["algorithm"]]
             good += abs(predicted / took - 1) <= WITHIN
             times = (duration(took), duration(predicted), f"{predicted / took:.2f}", duration(chosen["seconds"]))
-            rows.append((op, in_bytes(nbytes), chosen["algorithm"], *times))
+            rows.append((op, chosen["algorithm"], in_bytes(nbytes), *times))
     if dist.get_rank() == 0:
         probed = answer["probed_links"]
         print(
             f"{answer['hosts']} hosts, {answer['ranks']} ranks; probed: latency {duration(probed['latency'])}, "
             f"step {duration(probed['step'])}, {probed['byte'] * 1e12:.4g} ps a byte"
         )
-        print("\n".join(columns(rows, (1, 3, 4, 5, 6))))
+        print("\n".join(columns(rows, range(2, 7))))
         print(f"{good} of {len(rows) - 1} predictions are within {WITHIN:.0%} of the measured times")
         if parsed.cluster is not None:
             parsed.cluster.write_text(json.dumps(described, indent=2) + "\n")

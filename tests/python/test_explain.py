@@ -23,6 +23,7 @@ ANSWER = {
     "bytes": 1048576,
     "ranks": 4,
     "hosts": 2,
+    "parameters": {"network.latency": 2.5e-05, "network.step": 3e-06, "network.byte": 3.2e-10},
     "table": "all_reduce: 0-8192:one_shot@chunk=8192 (predicted), 8192-46528:ring (predicted), "
     "46528-inf:ring@chunk=1048576 (predicted)",
     "candidates": [
@@ -60,7 +61,8 @@ all_reduce of 1 MiB, 4 ranks on 2 hosts
   slots     each rank publishes chunks in shared memory, where the others read them
   channels  messages between pairs of ranks
 What is chosen for which lengths, in bytes (K and M are powers of 1024):
-all_reduce: 0-8K:one_shot@chunk=8K (predicted), 8K-46528:ring (predicted), 46528-inf:ring@chunk=1M (predicted)"""
+all_reduce: 0-8K:one_shot@chunk=8K (predicted), 8K-46528:ring (predicted), 46528-inf:ring@chunk=1M (predicted)
+Between hosts a message is taken to cost: latency 25 us, step 3 us, 320 ps a byte; not measured"""
 
 
 ENGINES = {

@@ -27,8 +27,8 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         `transport` (slots or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
         `steps` and `bytes` of the rank that has most, `even` (it needs blocks of equal length), `chosen`, `forced` (by
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
-        `bytes`, `ranks`, `hosts`; `parameters` of the prediction, in seconds, by their names in SAGECOMM_TUNE. Where the
-        group is on several hosts, `probed_links`: what its ranks have measured of the links between hosts, before it
+        `bytes`, `ranks`, `hosts`; `parameters` of the prediction, in seconds, by their names in SAGECOMM_TUNE. Where
+        the group is on several hosts, `probed_links`: what its ranks have measured of the links between hosts, before it
         was rounded, as `latency`, `step` and `byte` in seconds, the highest of all `pairs` of hosts, of which so many
         were `measured`. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share
         collectives, in words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
