@@ -76,11 +76,6 @@ func (c linkCosts) worst(of linkCosts) linkCosts {
 	return linkCosts{max(c.Latency, of.Latency), max(c.Step, of.Step), max(c.Byte, of.Byte)}
 }
 
-// or returns the costs with others in the place of what was not measured.
-func (c linkCosts) or(of linkCosts) linkCosts {
-	return linkCosts{cmp.Or(c.Latency, of.Latency), cmp.Or(c.Step, of.Step), cmp.Or(c.Byte, of.Byte)}
-}
-
 // link returns the costs in seconds.
 func (c linkCosts) link() cost.Link {
 	return cost.Link{Latency: float64(c.Latency) / second, Step: float64(c.Step) / second, Byte: float64(c.Byte) / second}
@@ -226,7 +221,7 @@ func (l *linking) told() []byte {
 // networkProbe is what the ranks of a group have agreed on.
 type networkProbe struct {
 	octaves  networkResult
-	worst    linkCosts // of all pairs of hosts; the default stands for what was not measured
+	worst    linkCosts // of all pairs of hosts; the defaults stand for those that were not measured
 	pairs    int
 	measured int // pairs of which everything was measured
 }
@@ -256,11 +251,13 @@ func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 			if was {
 				g.process.linkProbes.remember(g.hostPair(a, b), found)
 			}
-			out.worst = out.worst.worst(found.or(usual))
 			out.pairs++
 			if found.complete() {
 				out.measured++
+			} else {
+				found = usual // what took too long is no measure of the rest either
 			}
+			out.worst = out.worst.worst(found)
 		}
 	}
 	out.octaves = octavesOf(out.worst)
