@@ -200,14 +200,17 @@ func (p *predictor) seconds(kind coll.Kind, c Class, bytes uint64) float64 {
 }
 
 // text returns the value with a unit and three digits, as [ParseTune] reads it.
-func (s Setting) text() string {
+func (s Setting) text() string { return formatTime(s.Seconds, 3) }
+
+// formatTime returns a time with a unit and some digits.
+func formatTime(of float64, digits int) string {
 	for _, unit := range []struct {
 		name    string
 		seconds float64
 	}{{"ps", 1e-12}, {"ns", 1e-9}, {"us", 1e-6}} {
-		if in := s.Seconds / unit.seconds; in < 999.5 {
-			return fmt.Sprintf("%.3g%s", in, unit.name)
+		if in := of / unit.seconds; in < 999.5 {
+			return fmt.Sprintf("%.*g%s", digits, in, unit.name)
 		}
 	}
-	return fmt.Sprintf("%.3gms", s.Seconds/1e-3)
+	return fmt.Sprintf("%.*gms", digits, of/1e-3)
 }

@@ -59,6 +59,33 @@ func (p Params) Scaled(s Scale) Params {
 	return p
 }
 
+// ScaledNetwork returns the parameters with the costs of a message between hosts multiplied.
+func (p Params) ScaledNetwork(latency, step, perByte float64) Params {
+	p.Network = cost.Link{Latency: p.Network.Latency * latency, Byte: p.Network.Byte * perByte, Step: p.Network.Step * step}
+	return p
+}
+
+// ByName returns all parameters, in seconds.
+func (p Params) ByName() map[string]float64 {
+	list := map[string]float64{}
+	for _, one := range parameters {
+		list[one.name] = *one.in(&p)
+	}
+	return list
+}
+
+// NetworkSettings returns the costs of a message between hosts in the grammar of [ParseTune], with some digits.
+func NetworkSettings(l cost.Link, digits int) string {
+	var list []string
+	p := Params{Network: l}
+	for _, one := range parameters {
+		if strings.HasPrefix(one.name, "network.") {
+			list = append(list, one.name+"="+formatTime(*one.in(&p), digits))
+		}
+	}
+	return strings.Join(list, ";")
+}
+
 // Bounds of parameters. They allow for links far slower than any that exist, and they keep sums of femtoseconds within
 // 64 bits.
 const (

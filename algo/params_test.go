@@ -1,6 +1,11 @@
 package algo
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"sagecomm/internal/coll"
+)
 
 func TestScaledParameters(t *testing.T) {
 	if got := DefaultParams().Scaled(Scale{1, 1, 1, 1}); got != DefaultParams() {
@@ -15,5 +20,32 @@ func TestScaledParameters(t *testing.T) {
 	}
 	if got.Channel != channelOf(want) || got.Copy != want.Copy || got.Network != DefaultParams().Network {
 		t.Errorf("%+v: expected channels that follow from slots, the scaled copy, and the default network", got)
+	}
+}
+
+// What a message costs between hosts decides which algorithm carries a collective out.
+func TestNetworkChangesChoices(t *testing.T) {
+	shape := Shape{Size: 8, Hosts: [][]int{{0, 1}, {2, 3}, {4, 5}, {6, 7}}, Apart: true}
+	tables := map[string]string{}
+	for _, x := range [][3]float64{{1, 1, 1}, {64, 1, 1}, {1, 1, 64}, {1. / 64, 1. / 64, 1}} {
+		s, err := NewSelector(shape, DefaultParams().ScaledNetwork(x[0], x[1], x[2]), Tune{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		table := s.Describe(coll.AllReduce)
+		for other, known := range tables {
+			if known == table {
+				t.Errorf("with the network scaled by %v and %v: %s", x, other, table)
+			}
+		}
+		tables[fmt.Sprint(x)] = table
+		if s.Params().Channel != DefaultParams().Channel || s.Params().Slots != DefaultParams().Slots {
+			t.Errorf("%+v", s.Params())
+		}
+	}
+	if text := NetworkSettings(DefaultParams().ScaledNetwork(1./2, 1./16, 32).Network, 7); text != "network.latency=12.5us;network.step=187.5ns;network.byte=10.24ns" {
+		t.Error(text)
+	} else if tune, err := ParseTune(text); err != nil || len(tune.Settings) != 3 {
+		t.Errorf("%+v, %v", tune, err)
 	}
 }

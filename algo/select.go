@@ -111,6 +111,9 @@ func alone() []Class {
 // Boundaries returns the classes of a kind in order of length. The last one has no limit.
 func (s *Selector) Boundaries(kind coll.Kind) []Class { return slices.Clone(s.classes(kind)) }
 
+// Params returns the parameters by which the selector predicts.
+func (s *Selector) Params() Params { return s.params }
+
 // Choose returns the class of a length. It holds for every root, since all ranks of a host are equally far apart.
 func (s *Selector) Choose(kind coll.Kind, bytes uint64) Class {
 	table := s.classes(kind)

@@ -15,12 +15,13 @@ type selectorKey struct {
 	tuningSettings uint64
 	machine, shape string
 	found          probeResult
+	network        networkResult
 }
 
 // selector returns the selector of all groups with the same key. They share it because pricing the plans of a large
 // group takes tenths of a second.
-func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult) (*algo.Selector, error) {
-	key := selectorKey{w.fingerprint(), machine, fmt.Sprint(shape), found}
+func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult, network networkResult) (*algo.Selector, error) {
+	key := selectorKey{w.fingerprint(), machine, fmt.Sprint(shape), found, network}
 	// The lock is held while the selector is made, with the tables of the kinds that have rules, because goroutines that wait
 	// here often need the same one. The other tables are predicted at the first use of a kind, under Group.compiling.
 	p.choosing.Lock()
@@ -36,7 +37,7 @@ func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, f
 		}
 		tune = tune.Over(file)
 	}
-	made, err := algo.NewSelector(shape, algo.DefaultParams().Scaled(found.scale()), tune)
+	made, err := algo.NewSelector(shape, network.scale(algo.DefaultParams().Scaled(found.scale())), tune)
 	if err != nil {
 		return nil, err
 	}
@@ -44,13 +45,35 @@ func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, f
 	return made, nil
 }
 
-// choose sets the selector of the group, and the engine of its device lane.
+// choose sets the engine of the group's device lane, and its selector. A group over several hosts sets its selector anew when its links were
+// measured, and has one until then to find rules that it cannot follow.
 // Requires: g.members are known.
-func (g *Group) choose() (err error) {
+func (g *Group) choose() error {
 	if err := g.chooseEngine(); err != nil {
 		g.final = true
 		return err
 	}
+	if g.apart() {
+		return g.chooseAlgorithms(networkResult{})
+	}
+	return g.chooseForLinks(nil)
+}
+
+// chooseForLinks sets the selector of the group for what its ranks have told of links (link_probe.go), and what depends on it.
+// Requires: choose.
+func (g *Group) chooseForLinks(told [][]byte) error {
+	if g.apart() {
+		g.probed = g.agreeOnLinks(told)
+	}
+	if err := g.chooseAlgorithms(g.probed.octaves); err != nil {
+		return err
+	}
+	g.chooseFusion()
+	return nil
+}
+
+// chooseAlgorithms sets the selector of the group.
+func (g *Group) chooseAlgorithms(network networkResult) (err error) {
 	shape := g.shape()
 	list := make([]probeResult, g.size)
 	for rank, m := range g.members {
@@ -60,10 +83,7 @@ func (g *Group) choose() (err error) {
 	if g.tuningSettings.probe && g.crowded() {
 		found[0] = max(found[0], switching)
 	}
-	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.tuningSettings, found)
-	if err == nil {
-		g.chooseFusion()
-	}
+	g.selector, err = g.process.selector(shape, g.members[0].Machine, g.tuningSettings, found, network)
 	return err
 }
 

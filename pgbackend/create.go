@@ -35,7 +35,7 @@ type Config struct {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 7
+const protocolVersion = 8
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
@@ -149,6 +149,9 @@ func (g *Group) introduceItself() {
 	}
 	if g.apart() {
 		g.info("%s", g.describedLinks())
+		if g.rank == 0 {
+			g.info("%s", g.describeProbe())
+		}
 	}
 	if text := g.untuned(); text != "" && g.rank == 0 {
 		g.info("%s", text)

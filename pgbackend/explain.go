@@ -53,7 +53,10 @@ type Explanation struct {
 	Hosts      int         `json:"hosts"`
 	Table      string      `json:"table"` // all classes of the collective, in the grammar of SAGECOMM_TUNE
 	Candidates []candidate `json:"candidates"`
-	Fusion     string      `json:"fusion,omitempty"` // of an all_reduce in a group that fuses: which ones share collectives
+	// Parameters are those of the prediction, in seconds, under the names of SAGECOMM_TUNE.
+	Parameters map[string]float64 `json:"parameters"`
+	Probed     *probedLinks       `json:"probed_links,omitempty"` // of a group of this process over several hosts
+	Fusion     string             `json:"fusion,omitempty"`       // of an all_reduce in a group that fuses: which ones share collectives
 
 	Overlap *overlapAnswer `json:"overlap,omitempty"`
 
@@ -64,6 +67,16 @@ type Explanation struct {
 	DeviceTable string      `json:"device_table,omitempty"`
 	// Links has what the ranks know of the links between their devices, the closest first.
 	Links []deviceLinks `json:"device_links,omitempty"`
+}
+
+// probedLinks is what the ranks of a group have measured of the links between hosts. Times are in seconds, the highest of all pairs of hosts, and
+// before they are rounded to parameters. A pair that was not measured counts with the defaults.
+type probedLinks struct {
+	Latency  float64 `json:"latency"`
+	Step     float64 `json:"step"`
+	Byte     float64 `json:"byte"`
+	Pairs    int     `json:"pairs"`
+	Measured int     `json:"measured"` // pairs
 }
 
 // engineCandidate is an engine of an [Explanation], which has the most preferred one first.
@@ -114,7 +127,7 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 	}
 	selector, shape := chosen.selector, chosen.shape
 	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind),
-		Candidates: candidatesOf(selector.Explain(kind, q.Bytes))}
+		Candidates: candidatesOf(selector.Explain(kind, q.Bytes)), Parameters: selector.Params().ByName(), Probed: chosen.probed}
 	if kind == coll.AllReduce && chosen.fusion != fusionOff {
 		out.Fusion = chosen.fusion
 	}
@@ -165,6 +178,7 @@ type choices struct {
 	shape    algo.Shape
 	engines  algo.EngineChoice // for devices
 	fusion   string            // its limits
+	probed   *probedLinks      // nil: of one host, or only described
 	link     func(a, b int) algo.DeviceLink
 	// onDevices holds the choices of the engine cuda for the devices that the ranks use; nil: they have not told each other.
 	onDevices *algo.DeviceChoices
@@ -188,7 +202,7 @@ func (p *Process) choicesFor(q Question) (c choices, err error) {
 		if g == nil {
 			return c, errors.New("the group was destroyed")
 		}
-		return choices{g.selector, g.shape(), g.engines(), g.fusionLimits(), g.deviceLink, g.deviceChoices.Load()}, nil
+		return choices{g.selector, g.shape(), g.engines(), g.fusionLimits(), g.probedLinks(), g.deviceLink, g.deviceChoices.Load()}, nil
 	}
 	shape, err := q.shape()
 	if err != nil {
@@ -213,13 +227,13 @@ func (p *Process) choicesFor(q Question) (c choices, err error) {
 			found[0] = max(found[0], switching)
 		}
 	}
-	s, err := p.selector(shape, w.machine, w, found)
+	s, err := p.selector(shape, w.machine, w, found, networkResult{})
 	if err != nil {
 		return c, err
 	}
 	described := Group{size: q.Ranks, settings: settings, selector: s}
 	described.chooseFusion()
-	return choices{s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), p.describedLink(shape), nil}, nil
+	return choices{s, shape, p.describedEngines(q.Ranks, settings), described.fusionLimits(), nil, p.describedLink(shape), nil}, nil
 }
 
 // describedEngines returns the choice of a group whose ranks all offer what this process offers.

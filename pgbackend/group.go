@@ -51,6 +51,7 @@ type Group struct {
 	final            bool      // a second try would fail too
 	tuningSettings   tuningSettings
 	selector         *algo.Selector
+	probed           networkProbe      // of the links between hosts
 	deviceEngine     algo.EngineChoice // of the device lane, of the rendezvous: see engines
 	laterEngines     atomic.Pointer[algo.EngineChoice]
 	deviceChoices    atomic.Pointer[algo.DeviceChoices] // of the engine cuda, for the devices of the newest communicator

@@ -20,20 +20,21 @@ import (
 // Process holds what all groups of one process share: memory, progress engine, observers, the watch over peers. There is one
 // Process in a process.
 type Process struct {
-	mu        sync.Mutex
-	groups    map[uint64]*Group // by handle, until they are destroyed
-	lanes     map[uint64]*Group // groups by the handles of their device lanes
-	leaving   []*Group          // groups without calls whose memory peers may still touch
-	memory    memory
-	engine    progressEngine
-	peers     map[procwatch.ID]*peerProcess
-	observers *observe.Observers
-	staging   *staged.Pool      // pinned memory and streams of operations on devices
-	vendors   *vendor.Pool      // gates and streams of vendors' libraries
-	server    *bootstrap.Server // of the stores of unique ids
-	networks  networks          // links to processes of other hosts
-	created   uint64            // number of groups created so far
-	inVain    time.Time         // time at which Destroy last gave up waiting for peers
+	mu         sync.Mutex
+	groups     map[uint64]*Group // by handle, until they are destroyed
+	lanes      map[uint64]*Group // groups by the handles of their device lanes
+	leaving    []*Group          // groups without calls whose memory peers may still touch
+	memory     memory
+	engine     progressEngine
+	peers      map[procwatch.ID]*peerProcess
+	observers  *observe.Observers
+	staging    *staged.Pool      // pinned memory and streams of operations on devices
+	vendors    *vendor.Pool      // gates and streams of vendors' libraries
+	server     *bootstrap.Server // of the stores of unique ids
+	networks   networks          // links to processes of other hosts
+	linkProbes linkProbes        // what these links cost
+	created    uint64            // number of groups created so far
+	inVain     time.Time         // time at which Destroy last gave up waiting for peers
 
 	factors       sync.Mutex                     // guards factorReaders
 	factorReaders map[coll.Device][]factorReader // by which no factor is being read
@@ -57,7 +58,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: newNetworks(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: newNetworks(), linkProbes: newLinkProbes(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

@@ -192,11 +192,18 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		}
 		g.final = true
 		linkErr := g.link(c, links, fmt.Sprint(g.keys, try, linkedRound, "/", g.rank))
-		if err := agree(linkedRound, linkErr); err != nil {
+		round = linkedRound
+		var mine []byte
+		if linkErr == nil {
+			mine = links.told()
+		}
+		told, err := bootstrap.ExchangeOr(c.Store, g.keys+try+round, g.rank, g.size, left(), mine, telling(linkErr))
+		if err != nil {
 			return err
 		}
 		// Only now can every rank hear from this one that it gives up, as one that is ready has to say.
 		g.closeLinking()
+		attachErr = g.chooseForLinks(told)
 	}
 	last := attachedRound
 	if g.apart() {

@@ -45,7 +45,7 @@ var (
 		"File of `python -m sagecomm tune`: parameters and rules that were measured, by machine and group; what SAGECOMM_TUNE says comes before it. Must say the same on all ranks.")
 
 	Probe = declare("PROBE", "on", offOrOn(),
-		"Whether the first group of a process measures, for some milliseconds, what memory costs on its machine, if there are two processors for each rank; ranks agree on what they found.")
+		"Whether the first group of a process measures, for some milliseconds, what memory costs on its machine, if there are two processors for each rank, and the first group over some hosts what the links between them cost; ranks agree on what they found. See docs/tuning.md.")
 
 	Engine = declare("ENGINE", "auto", oneOf(choice[string]{"auto", "auto"}, choice[string]{"nccl", "nccl"}, choice[string]{"hccl", "hccl"},
 		choice[string]{"cncl", "cncl"}, choice[string]{"cuda", "cuda"}, choice[string]{"staged", "staged"}),

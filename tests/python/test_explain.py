@@ -23,6 +23,7 @@ ANSWER = {
     "bytes": 1048576,
     "ranks": 4,
     "hosts": 2,
+    "parameters": {"network.latency": 2.5e-05, "network.step": 3e-06, "network.byte": 3.2e-10},
     "table": "all_reduce: 0-8192:one_shot@chunk=8192 (predicted), 8192-46528:ring (predicted), "
     "46528-inf:ring@chunk=1048576 (predicted)",
     "candidates": [
@@ -60,7 +61,8 @@ all_reduce of 1 MiB, 4 ranks on 2 hosts
   slots     each rank publishes chunks in shared memory, where the others read them
   channels  messages between pairs of ranks
 What is chosen for which lengths, in bytes (K and M are powers of 1024):
-all_reduce: 0-8K:one_shot@chunk=8K (predicted), 8K-46528:ring (predicted), 46528-inf:ring@chunk=1M (predicted)"""
+all_reduce: 0-8K:one_shot@chunk=8K (predicted), 8K-46528:ring (predicted), 46528-inf:ring@chunk=1M (predicted)
+Between hosts a message is taken to cost: latency 25 us, step 3 us, 320 ps a byte; not measured"""
 
 
 ENGINES = {
@@ -238,3 +240,18 @@ def test_a_reader_that_ends_early_ends_the_command():
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=most(60))
     assert ended.returncode == 1
     assert ended.stderr == "sagecomm: [Errno 28] No space left on device\n"
+
+
+def test_it_shows_what_messages_between_hosts_cost():
+    asked = ("explain", "all_reduce", "64K", "--ranks", "4", "--hosts", "2", "--tune", "network.latency=7us")
+    answer = json.loads(programs.command(*asked, "--json").said)
+    assert answer["parameters"]["network.latency"] == pytest.approx(7e-6)
+    assert "probed_links" not in answer  # the group is only described
+    used = "Between hosts a message is taken to cost: latency 7 us, step 3 us, 320 ps a byte"
+    assert f"{used}; not measured" in programs.command(*asked).said.splitlines()
+    probed = {"latency": 6.5e-6, "step": 2e-6, "byte": 1.5e-10, "pairs": 3, "measured": 2}
+    said = _explain.text(answer | {"probed_links": probed}).splitlines()
+    assert said[said.index(used) + 1] == (
+        "Measured, the highest of 2 of 3 pairs of hosts: latency 6.5 us, step 2 us, 150 ps a byte"
+    )
+    assert "Between hosts" not in programs.command("explain", "all_reduce", "--ranks", "4").said

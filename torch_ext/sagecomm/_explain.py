@@ -27,14 +27,17 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         `transport` (slots or channels), `chunk` in bytes and the `longest` possible one, `seconds` as predicted,
         `steps` and `bytes` of the rank that has most, `even` (it needs blocks of equal length), `chosen`, `forced` (by
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
-        `bytes`, `ranks`, `hosts`. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share
-        collectives, in words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
-        first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where
-        there are several ranks: what the ranks told each other of the links between their devices when the group was
-        made, one for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and
-        as expectations `latency` in seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and
-        `device_table` are what `candidates` and `table` are, for slots in the memory of the devices; for a rooted
-        collective those of root 0. All ranks of a group get the same answer.
+        `bytes`, `ranks`, `hosts`; `parameters` of the prediction, in seconds, by their names in SAGECOMM_TUNE. Where
+        the group is on several hosts, `probed_links`: what its ranks have measured of the links between hosts, before
+        it was rounded, as `latency`, `step` and `byte` in seconds, the highest of all `pairs` of hosts, of which so
+        many were `measured`. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share collectives, in
+        words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one first, with `engine`,
+        `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where there are several ranks:
+        what the ranks told each other of the links between their devices when the group was made, one for each class of
+        links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and as expectations `latency` in
+        seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and `device_table` are what `candidates`
+        and `table` are, for slots in the memory of the devices; for a rooted collective those of root 0. All ranks of a
+        group get the same answer.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
@@ -77,7 +80,24 @@ def text(answer: dict[str, Any]) -> str:
         "What is chosen for which lengths, in bytes (K and M are powers of 1024):",
     ]
     tables = [*columns(rows, range(2, 6)), *legend, _in_powers(answer["table"])]
-    return "\n".join([title, *tables, *_fusion(answer), *_engines(answer)])
+    return "\n".join([title, *tables, *_between_hosts(answer), *_fusion(answer), *_engines(answer)])
+
+
+def _between_hosts(answer: dict[str, Any]) -> list[str]:
+    """What a message between hosts is taken to cost, and what was measured, if there are several hosts."""
+    if answer["hosts"] == 1:
+        return []
+    used = {name: answer["parameters"][f"network.{name}"] for name in ("latency", "step", "byte")}
+    lines = [f"Between hosts a message is taken to cost: {_message(used)}"]
+    probed = answer.get("probed_links")
+    if probed is None or not probed["measured"]:
+        return [f"{lines[0]}; not measured"]
+    of = f"{probed['measured']} of {many(probed['pairs'], 'pair')} of hosts"
+    return [*lines, f"Measured, the highest of {of}: {_message(probed)}"]
+
+
+def _message(costs: dict[str, float]) -> str:
+    return f"latency {duration(costs['latency'])}, step {duration(costs['step'])}, {costs['byte'] * 1e12:.4g} ps a byte"
 
 
 def _fusion(answer: dict[str, Any]) -> list[str]:

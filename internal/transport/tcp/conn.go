@@ -79,6 +79,7 @@ type conn struct {
 	over    bool   // under parking: the goroutine is to end
 
 	progress progress // of the node's watch
+	probes   probes
 }
 
 func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
@@ -127,6 +128,9 @@ func (c *conn) run() (err error) {
 				}
 				err := c.locked(func(bufs [][]byte) (int, error) { return readv(int(fd), bufs) })
 				if errors.Is(err, errAgain) {
+					if c.looksEagerly() {
+						continue
+					}
 					return false
 				}
 				if err != nil {

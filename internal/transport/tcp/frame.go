@@ -29,10 +29,12 @@ const (
 	Cause
 	Lost
 	Close
+	Probe
+	Echo
 )
 
 var names = [...]string{"", "HEARTBEAT", "MESSAGE", "ROOM", "EAGER", "ANNOUNCE", "GRANT", "DATA", "CREDIT", "GOODBYE", "ASK", "STATE", "EXCHANGE",
-	"DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST", "CLOSE"}
+	"DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST", "CLOSE", "PROBE", "ECHO"}
 
 func (k Kind) String() string {
 	if k == 0 || int(k) >= len(names) {
@@ -116,6 +118,8 @@ var rules = [...]rule{
 	Cause:     {true, false, maxRecord, useGroup | useNumber | useTaken},
 	Lost:      {true, false, 0, useGroup | useNumber | useBlock | useTaken},
 	Close:     {true, true, 0, useGroup},
+	Probe:     {false, true, probeBytes, useNumber},
+	Echo:      {false, true, 0, useNumber},
 }
 
 // errHeader is the error of a header that no process sends.

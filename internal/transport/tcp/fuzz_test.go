@@ -17,6 +17,8 @@ func FuzzHeader(f *testing.F) {
 	var text [HeaderBytes]byte
 	message(1).Encode(&text)
 	f.Add(text[:], 1)
+	(&Header{Kind: Probe, Number: 1}).Encode(&text)
+	f.Add(bytes.Clone(text[:]), 1)
 	f.Add(make([]byte, HeaderBytes), 0)
 	f.Fuzz(func(t *testing.T, text []byte, on int) {
 		if len(text) != HeaderBytes {
@@ -85,6 +87,12 @@ func FuzzStream(f *testing.F) {
 		clear(frame[sumAt:HeaderBytes])
 		stream = append(stream, frame...)
 	}
+	for _, h := range []*Header{{Kind: Probe}, {Kind: Probe, Number: 1}, {Kind: Probe, Number: 2}, {Kind: Echo, Number: 1}} {
+		text := encoded(h, make([]byte, []int{100, 0}[min(h.Number, 1)]))
+		plain = append(plain, text...)
+		clear(text[sumAt:HeaderBytes])
+		stream = append(stream, text...)
+	}
 	for _, piece := range []uint16{1, 7_000} {
 		f.Add(stream, piece, false)
 		f.Add(plain, piece, true)
@@ -95,7 +103,9 @@ func FuzzStream(f *testing.F) {
 		guard := bytes.Repeat([]byte{0xee}, MaxMessage+64)
 		s := &strict{t: t, place: guard[:MaxMessage]}
 		l := &Link{node: &Node{config: Config{Receiver: s}}}
-		c := &conn{link: l, index: 1, plain: plain, ended: make(chan struct{})}
+		c := &conn{link: l, index: 1, plain: plain, out: newOutbox(), ended: make(chan struct{})}
+		defer c.out.close()
+		l.conns = []*conn{nil, c} // it answers PROBE
 		c.receiving.intake = make([]byte, intakeBytes)
 		in := bytes.NewReader(text)
 		for {

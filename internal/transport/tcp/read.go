@@ -144,7 +144,11 @@ func (c *conn) handle(n int) error {
 func (c *conn) place() (err error) {
 	r := &c.receiving
 	r.pending = false
-	r.payload, err = c.link.node.config.Receiver.Place(c.link, c.index, &r.header)
+	if r.header.Kind.ofLink() {
+		r.payload, err = nil, c.acceptProbe(&r.header)
+	} else {
+		r.payload, err = c.link.node.config.Receiver.Place(c.link, c.index, &r.header)
+	}
 	r.rest = int(r.header.Bytes)
 	if r.dropped = errors.Is(err, ErrDrop); r.dropped {
 		if r.scratch == nil && r.rest > 0 {
@@ -182,6 +186,10 @@ func (c *conn) arrived() error {
 		return errSum
 	}
 	if r.dropped {
+		return nil
+	}
+	if r.header.Kind.ofLink() {
+		c.takeProbe(&r.header)
 		return nil
 	}
 	return c.link.node.config.Receiver.Arrived(c.link, c.index, &r.header)

@@ -1,0 +1,134 @@
+package pgbackend
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/handshake"
+	"sagecomm/internal/shadow"
+	"sagecomm/internal/transport/tcp"
+)
+
+// This file has the round of the rendezvous in which ranks on several hosts tell where their processes listen.
+
+// addressLimit bounds the time until all ranks, which have described themselves, have told where they listen. Tests change it.
+var addressLimit = 30 * time.Second
+
+// networkDescription is what a rank publishes of the network of its process.
+type networkDescription struct {
+	ID []byte           `json:"id"`
+	At []netip.AddrPort `json:"at"`
+}
+
+// networkName names the network of a rank among those of its process. Tests, in which the ranks are in one process, replace it.
+var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
+
+// openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
+// one that await takes.
+func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
+	shared := networkKey{host: networkName(g), machines: g.machines()}
+	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
+	job, err := jobSecret(g.settings)
+	if err != nil {
+		return nil, err
+	}
+	secure, err := openEncryption(g.settings)
+	if err != nil {
+		return nil, err
+	}
+	shared.files = secure.files
+	if job != nil {
+		shared.secret = handshake.MAC(job, "sagecomm links, secret of the job")
+	}
+	find := func(find func() []netip.Addr) ([]netip.Addr, error) {
+		done, found := make(chan struct{}), make(chan []netip.Addr, 1)
+		go func() {
+			defer recoverFrom("the address of links")
+			defer close(done)
+			found <- find()
+		}()
+		if err := g.await(done, store, key); err != nil {
+			return nil, err
+		}
+		select {
+		case list := <-found:
+			return list, nil
+		default: // it has panicked
+			return nil, nil
+		}
+	}
+	if l.network, err = g.process.network(shared, secure.config, g.settings, find); err != nil {
+		return nil, err
+	}
+	g.links = l
+	if job == nil {
+		name := handshake.MAC(g.secret, "sagecomm links, name")
+		copy(l.space[:], name[:])
+		if err := l.network.node.AddKey(l.space, handshake.MAC(g.secret, "sagecomm links, key")); err != nil {
+			return nil, err
+		}
+		l.keyed = true
+	}
+	return json.Marshal(networkDescription{l.network.id[:], l.network.at})
+}
+
+// shareAddresses tells the others where this process listens, or why the rank cannot go on, and learns that of the others.
+func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.Duration, failed error) error {
+	var mine []byte
+	if failed == nil {
+		mine, failed = g.openLinks(store, fmt.Sprint(prefix, "/", g.rank))
+	}
+	limit = min(limit, addressLimit)
+	all, err := bootstrap.ExchangeOr(store, prefix, g.rank, g.size, limit, mine, telling(failed))
+	var late *bootstrap.TimeoutError
+	switch {
+	case err == nil:
+		return g.links.readAddresses(all, g.rank)
+	case !errors.As(err, &late):
+		return err
+	}
+	// Ranks of other hosts cannot see a death on this one.
+	for _, rank := range g.life.dead() {
+		if slices.Contains(late.Missing, rank) {
+			_ = bootstrap.Abandon(store, prefix, rank, telling(g.diedMeanwhile(rank)))
+		}
+	}
+	if len(g.life.dead()) > 0 || limit < addressLimit {
+		return err
+	}
+	rank := late.Missing[0]
+	f := g.failedRank(coll.Timeout, rank)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s came, and has told no address for %v: its process has died or is stopped; look at its log", g.name, g.who(rank), limit)
+	return f
+}
+
+// readAddresses finds the processes of the group in what its ranks have told.
+func (l *groupLinks) readAddresses(all [][]byte, self int) error {
+	for rank, text := range all {
+		var at networkDescription
+		if err := json.Unmarshal(text, &at); err != nil || len(at.ID) != len(tcp.Identity{}) || len(at.At) == 0 {
+			return fmt.Errorf("rank %d wrote an invalid address of its process into the store: %.80q", rank, text)
+		}
+		i := slices.IndexFunc(l.processes, func(p linkedProcess) bool { return bytes.Equal(p.at.ID, at.ID) })
+		if i < 0 {
+			i = len(l.processes)
+			l.processes = append(l.processes, linkedProcess{at: at})
+		}
+		l.processes[i].ranks = append(l.processes[i].ranks, rank)
+		if rank == self {
+			l.self = i
+		}
+	}
+	if len(l.processes) > mostApart {
+		return fmt.Errorf("a group over several hosts has at most %d processes, and this one has %d: let each process have several devices, or make smaller groups", mostApart, len(l.processes))
+	}
+	return nil
+}

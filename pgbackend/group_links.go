@@ -1,0 +1,227 @@
+package pgbackend
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/handshake"
+	"sagecomm/internal/observe"
+	"sagecomm/internal/runner"
+	"sagecomm/internal/shadow"
+	"sagecomm/internal/transport/tcp"
+)
+
+// This file has what a group does with its links when they are there (linking.go), until it gives them back.
+
+// groupLinks is what a rank of a group over several hosts has for its peers on other hosts.
+type groupLinks struct {
+	network   *network
+	number    uint64                  // of the group in frames
+	space     handshake.Space         // names the key of the group's links
+	keyed     bool                    // the node has that key from this group
+	processes []linkedProcess         // in the order of their lowest ranks, this one included
+	self      int                     // this process
+	pairs     []*shadow.Pair          // by rank; nil for ranks of this host
+	making    bool                    // the network waits for this group to be made
+	lost      []atomic.Pointer[error] // by rank: why the link to it is lost
+}
+
+// linkedProcess is a process of the group.
+type linkedProcess struct {
+	at    networkDescription
+	ranks []int // rising
+}
+
+// warnOfLinks warns of what protects links that leave the host, once in a job as a rule.
+func (g *Group) warnOfLinks() {
+	at := g.links.network.at[0].Addr()
+	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() || g.members[0].Encrypts {
+		return
+	}
+	joining := ""
+	if !g.members[0].HasSecret {
+		joining = "; whoever reads the store can join the job, unless SAGECOMM_SECRET_FILE is set"
+	}
+	g.process.networks.warned.Do(func() {
+		observe.Warn("links between hosts (here at %v) are not encrypted, so whoever reads the network sees the data of the job%s; docs/security.md says what protects them", at, joining)
+	})
+}
+
+// useLinks makes this process a member of the verdict on the group, and makes shadows of all ranks of other hosts.
+// Requires: the memory of this host's ranks is attached.
+func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
+	l := g.links
+	var store bootstrap.Claimer
+	if lasting != nil {
+		var err error
+		if store, err = lasting.Last(); err != nil {
+			g.info("the first cause of a failure will be decided without the store: %v", err)
+		}
+	}
+	ranks, lowest := make([][]int, len(l.processes)), make([]int, len(l.processes))
+	for i, p := range l.processes {
+		ranks[i], lowest[i] = p.ranks, p.ranks[0]
+	}
+	g.arbiter = l.network.join(arbiterConfig{info: g.info, number: l.number, size: g.size, lowest: lowest, self: l.self, store: store, key: g.keys + "/cause"}, ranks, links)
+	g.recause = func(run *runner.Group, f *coll.Failure) {
+		if !run.Recause(f) {
+			observe.Warn("group %q: no memory for the first cause of its failure, which other ranks have: %s", g.title(), strings.TrimPrefix(f.Message, "sagecomm: "))
+		}
+	}
+	g.remotes = make([]*remoteControl, g.size)
+	for i, p := range l.processes {
+		for _, rank := range p.ranks {
+			if !g.isRemote(rank) {
+				continue
+			}
+			if err := g.addShadow(rank, links[i]); err != nil {
+				return fmt.Errorf("%s has no shadow of %s: %w", g.who(g.rank), g.who(rank), err)
+			}
+		}
+	}
+	return nil
+}
+
+// addShadow makes the shadow of a rank of another host.
+func (g *Group) addShadow(rank int, link *tcp.Link) error {
+	m, lost := g.members[rank], &g.links.lost[rank] // the group may have left its links when it is told of a loss
+	r := &remoteControl{own: g.ownControl(), rounds: &g.control}
+	pair, err := g.links.network.set.Add(shadow.Config{Link: link, Group: g.links.number, Rank: g.rank, To: rank, Size: g.size, Geometry: g.geometry(), Own: g.peers[g.rank],
+		Control: r.take,
+		Stated:  func() { r.states.Add(1) },
+		GaveUp: runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,
+			Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made; its log has the reason", g.name, g.who(rank))}),
+		Lost: func(why error) {
+			lost.Store(&why)
+			go func() {
+				defer recoverFrom("the failure of a group")
+				g.peerDied(rank)
+			}()
+		}})
+	if err != nil {
+		return err
+	}
+	r.pair = pair
+	g.links.pairs[rank], g.remotes[rank], g.peers[rank] = pair, r, pair.Peer()
+	return nil
+}
+
+// haveLeft implements servedGroup.
+func (g *Group) haveLeft(ranks []int) (left, known bool) {
+	if !g.life.acquire() {
+		return false, false
+	}
+	defer g.life.release()
+	return !slices.ContainsFunc(ranks, func(rank int) bool {
+		_, left := g.run.LastCall(rank)
+		return !left
+	}), true
+}
+
+// ownControl returns the control area of this rank.
+func (g *Group) ownControl() *controlArea {
+	return (*controlArea)(unsafe.Pointer(unsafe.SliceData(g.memory.arena.Bytes(g.memory.control))))
+}
+
+// leaveRemotes frees what a group that was given up has for ranks of other hosts, while its shared block stays for those of this one.
+// Requires: no rank touches the memory of the group any more.
+func (g *Group) leaveRemotes() {
+	for rank := range g.size {
+		if g.isRemote(rank) {
+			g.life.lost(rank) // its shadow is not looked at again
+		}
+	}
+	g.freeLinks()
+}
+
+// closeLinking lets no further process make a link for the group.
+func (g *Group) closeLinking() {
+	l := g.links
+	if l.keyed {
+		l.keyed = false
+		l.network.node.RemoveKey(l.space)
+	}
+	if l.making {
+		l.making = false
+		g.process.made(l.network)
+	}
+}
+
+// whyLost returns why the link to a rank is lost, nil if it is not.
+func (g *Group) whyLost(rank int) error {
+	if g.links == nil {
+		return nil
+	}
+	if why := g.links.lost[rank].Load(); why != nil {
+		return *why
+	}
+	return nil
+}
+
+// discardLinks ends what a group that is not made has of links. No process can have the group.
+func (g *Group) discardLinks() {
+	l := g.links
+	if l == nil {
+		return
+	}
+	for _, p := range l.pairs {
+		if p != nil {
+			l.network.set.Remove(p)
+		}
+	}
+	if g.arbiter != nil {
+		g.arbiter.leave(g)
+	}
+	g.arbiter, g.remotes = nil, nil
+	g.freeLinks()
+}
+
+// freeLinks frees shadows and gives the network back.
+// Requires: the runner's part of the group is closed, and nothing comes for it any more.
+func (g *Group) freeLinks() {
+	l := g.links
+	if l == nil {
+		return
+	}
+	g.closeLinking()
+	for _, p := range l.pairs {
+		if p != nil {
+			p.Free()
+		}
+	}
+	g.process.leaveNetwork(l.network)
+	g.links = nil
+}
+
+// movedBetweenHosts returns a number that changes while data of the group cross between hosts.
+func (g *Group) movedBetweenHosts() (n uint64) {
+	if g.links == nil {
+		return 0
+	}
+	for _, p := range g.links.pairs {
+		if p != nil {
+			n += p.Moved()
+		}
+	}
+	return n
+}
+
+// describedLinks returns the hosts of the ranks that this one reaches over links, for logs.
+func (g *Group) describedLinks() string {
+	var far []int
+	for rank := range g.size {
+		if g.isRemote(rank) {
+			far = append(far, rank)
+		}
+	}
+	over := "TCP"
+	if g.members[0].Encrypts {
+		over = "TCP with TLS"
+	}
+	return fmt.Sprintf("links over %s (%d processes, at %v): ranks %v", over, len(g.links.processes), g.links.network.at[0], far)
+}

@@ -1,0 +1,287 @@
+package pgbackend
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/algo"
+	"sagecomm/algo/cost"
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+	"sagecomm/internal/transport/tcp"
+)
+
+// probing lets groups measure their links, and forgets what was measured before and in the test. measure takes the place of the probe unless it is nil.
+func probing(t *testing.T, measure func(l *tcp.Link, ctx context.Context, limit time.Duration) tcp.Costs) {
+	t.Helper()
+	t.Setenv("SAGECOMM_PROBE", "on")
+	eachAProcess(t)
+	forget := func() {
+		p := &Get().linkProbes
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		clear(p.known)
+	}
+	forget()
+	real := measureLink
+	if measure != nil {
+		measureLink = measure
+	}
+	t.Cleanup(func() {
+		measureLink = real
+		forget()
+	})
+}
+
+// groupOver makes a group over several hosts.
+func groupOver(t *testing.T, hosts string, more options) *world {
+	t.Helper()
+	w, errs := tryWorld(t, len(hosts), opTimeout, func(rank int) options {
+		o := onHosts(hosts)(rank)
+		for name, value := range more {
+			o[name] = value
+		}
+		return o
+	})
+	for rank, err := range errs {
+		require.NoError(t, err, rank)
+	}
+	return w
+}
+
+// requireAlike requires that all ranks choose alike, and that collectives work.
+func requireAlike(t *testing.T, w *world) {
+	t.Helper()
+	for rank, g := range w.groups {
+		require.Equal(t, w.groups[0].probed, g.probed, rank)
+		require.Equal(t, w.groups[0].choicesHash(), g.choicesHash(), rank)
+	}
+	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
+}
+
+func TestEachPairOfHostsIsMeasuredOnce(t *testing.T) {
+	for hosts := 2; hosts <= mostApart; hosts++ {
+		for a := range hosts {
+			measured := 0
+			for b := range hosts {
+				if a == b {
+					continue
+				}
+				require.NotEqual(t, measures(a, b, hosts), measures(b, a, hosts), "hosts %d and %d of %d", a, b, hosts)
+				if measures(a, b, hosts) {
+					measured++
+				}
+			}
+			require.LessOrEqual(t, measured, hosts/2)
+			require.GreaterOrEqual(t, measured, (hosts-1)/2)
+		}
+	}
+}
+
+func TestCostsOfLinks(t *testing.T) {
+	for _, c := range []struct {
+		got  tcp.Costs
+		want linkCosts
+	}{
+		{tcp.Costs{}, linkCosts{}},
+		{tcp.Costs{Frame: 1e-6, Byte: 1e-10}, linkCosts{}}, // nobody has answered
+		{tcp.Costs{RoundTrip: 50e-6, Frame: 5e-6, Byte: 100e-12}, linkCosts{Latency: 15e9, Step: 5e9, Byte: 100_000}},
+		{tcp.Costs{RoundTrip: 60e-6, Frame: 50e-6}, linkCosts{Latency: 10e9, Step: 10e9}}, // a frame that takes too long
+		{tcp.Costs{RoundTrip: 60e-6}, linkCosts{Latency: 24e9}},                           // a default step is taken off
+		{tcp.Costs{RoundTrip: 1e9, Frame: 1, Byte: 1}, linkCosts{Step: 1e15}},             // no link is that slow
+	} {
+		got := costsOf(c.got)
+		require.InDelta(t, c.want.Latency, got.Latency, 2, "%+v", c.got)
+		require.InDelta(t, c.want.Step, got.Step, 2, "%+v", c.got)
+		require.InDelta(t, c.want.Byte, got.Byte, 2, "%+v", c.got)
+	}
+}
+
+func TestOctavesOfLinks(t *testing.T) {
+	usual := defaultCosts()
+	require.Equal(t, linkCosts{Latency: 25e9, Step: 3e9, Byte: 320_000}, usual)
+	for ratio, want := range map[float64]int8{1: 0, 1.4: 0, 0.72: 0, 1.42: 1, 0.7: -1, 2: 1, 5.6: 2, 5.7: 3, 1e-4: -mostOctaves, 1e4: mostOctaves} {
+		times := func(x int64) int64 { return int64(ratio * float64(x)) }
+		require.Equal(t, networkResult{want, want, want}, octavesOf(linkCosts{times(usual.Latency), times(usual.Step), times(usual.Byte)}), ratio)
+	}
+	for _, octave := range []int8{-mostOctaves, 0, mostOctaves} { // all are parameters that the selector takes
+		r := networkResult{octave, octave, octave}
+		require.NoError(t, r.scale(algo.DefaultParams()).Validate())
+		require.Equal(t, cost.Link{Latency: 25e-6 * math.Exp2(float64(octave)), Step: 3e-6 * math.Exp2(float64(octave)), Byte: 320e-12 * math.Exp2(float64(octave))},
+			r.scale(algo.DefaultParams()).Network)
+	}
+}
+
+// Each link is measured by one process, all ranks take the highest values, and choose by them. Later groups of these hosts measure nothing, in
+// whatever order and number they have them.
+func TestRanksChooseByTheSlowestLink(t *testing.T) {
+	var links atomic.Int64
+	probing(t, func(*tcp.Link, context.Context, time.Duration) tcp.Costs {
+		n := float64(links.Add(1)) // each measures something else
+		return tcp.Costs{RoundTrip: n * 1e-3, Frame: 1e-6 / n, Byte: n * 1e-9}
+	})
+	w := groupOver(t, "001232", nil)
+	requireAlike(t, w)
+	require.EqualValues(t, 6, links.Load())
+	probed := w.groups[0].probed
+	require.Equal(t, 6, probed.pairs)
+	require.Equal(t, 6, probed.measured)
+	require.InDelta(t, 3e12, probed.worst.Latency, 3e9, "half of the round trip of the slowest one")
+	require.InDelta(t, 1e9, probed.worst.Step, 2, "of another link than that")
+	require.InDelta(t, 6e6, probed.worst.Byte, 2)
+	require.Equal(t, networkResult{7, -2, 4}, probed.octaves)
+	require.InEpsilon(t, 5.12e-9, w.groups[0].selector.Params().Network.Byte, 1e-9)
+	text := w.groups[0].describeProbe()
+	require.Contains(t, text, "network.latency=3.2ms;network.step=750ns;network.byte=5.12ns")
+	require.Contains(t, text, "the highest of 6 pairs of hosts")
+
+	t.Setenv("SAGECOMM_PROBE", "off")
+	usual := groupOver(t, "001232", nil)
+	require.NotEqual(t, w.groups[0].selector.Describe(coll.AllReduce), usual.groups[0].selector.Describe(coll.AllReduce))
+	t.Setenv("SAGECOMM_PROBE", "on")
+
+	for _, hosts := range []string{"001232", "10", "213"} {
+		again := groupOver(t, hosts, nil)
+		requireAlike(t, again)
+		require.EqualValues(t, 6, links.Load(), hosts)
+		require.Equal(t, again.groups[0].probed.pairs, again.groups[0].probed.measured)
+	}
+	further := groupOver(t, "024", nil)
+	requireAlike(t, further)
+	require.EqualValues(t, 8, links.Load(), "those of host 4")
+}
+
+// What is off is not measured. What users set wins.
+func TestLinksThatAreNotMeasured(t *testing.T) {
+	var links atomic.Int64
+	probing(t, func(*tcp.Link, context.Context, time.Duration) tcp.Costs {
+		links.Add(1)
+		return tcp.Costs{RoundTrip: 1e-3, Frame: 20e-6, Byte: 5e-9}
+	})
+	w := groupOver(t, "01", options{"tune": "network.latency=1us;network.byte=1ns"})
+	requireAlike(t, w)
+	require.EqualValues(t, 1, links.Load())
+	require.Equal(t, cost.Link{Latency: 1e-6, Step: 24e-6, Byte: 1e-9}, w.groups[0].selector.Params().Network)
+	file := tuningFile(t, algo.Entry{Machine: Machine(), Params: map[string]string{"network.step": "7us"}})
+	w = groupOver(t, "01", options{"tune_file": file})
+	require.InEpsilon(t, 7e-6, w.groups[0].selector.Params().Network.Step, 1e-9)
+
+	t.Setenv("SAGECOMM_PROBE", "off")
+	w = groupOver(t, "02", nil)
+	requireAlike(t, w)
+	w.each(func(g *Group) error {
+		if got := g.selector.Params(); got != algo.DefaultParams() || g.probed.measured != 0 {
+			return fmt.Errorf("%+v, %+v", got, g.probed)
+		}
+		return nil
+	})
+	require.Contains(t, w.groups[0].describeProbe(), "not measured")
+	t.Setenv("SAGECOMM_PROBE", "on")
+	groupOver(t, "00", nil) // on one host
+	require.EqualValues(t, 1, links.Load())
+}
+
+// Links are measured as they are, also encrypted ones, whose costs are others.
+func TestLinksAreMeasured(t *testing.T) {
+	probing(t, nil)
+	each, all := linkProbeLimit, linkProbesLimit
+	linkProbeLimit, linkProbesLimit = opTimeout, opTimeout // however busy the machine is
+	defer func() { linkProbeLimit, linkProbesLimit = each, all }()
+	for _, o := range []options{nil, newCertificates(t).options(t, time.Now().Add(time.Hour))} {
+		w := groupOver(t, "0012", o)
+		requireAlike(t, w)
+		p := w.groups[3].probed
+		require.Equal(t, 3, p.pairs)
+		require.Equal(t, 3, p.measured)
+		require.True(t, p.worst.complete())
+	}
+	require.Len(t, Get().linkProbes.known, 6)
+}
+
+// A process that does not answer costs a moment and no group. The pair counts as one with the default costs, in later groups of the process as well.
+func TestProbeWithoutAnswers(t *testing.T) {
+	var links atomic.Int64
+	probing(t, func(l *tcp.Link, ctx context.Context, limit time.Duration) tcp.Costs {
+		if limit > linkProbeLimit {
+			t.Errorf("a limit of %v", limit)
+		}
+		if links.Add(1) == 2 {
+			<-time.After(limit)
+			return tcp.Costs{}
+		}
+		return tcp.Costs{RoundTrip: 1e-6, Frame: 1e-7, Byte: 1e-12}
+	})
+	w := groupOver(t, "012", nil)
+	requireAlike(t, w)
+	require.Equal(t, networkProbe{worst: defaultCosts(), pairs: 3, measured: 2}, w.groups[0].probed)
+	w = groupOver(t, "012", nil)
+	requireAlike(t, w)
+	require.EqualValues(t, 3, links.Load())
+	require.Equal(t, networkProbe{worst: defaultCosts(), pairs: 3, measured: 2}, w.groups[0].probed)
+}
+
+// A link that is lost while links are measured fails the group as at any other time, and the probe of another link ends at once.
+func TestLinkLostWhileItIsProbed(t *testing.T) {
+	store := bootstrap.NewMemStore()
+	dying := &dyingStore{MemStore: store, round: "no round"}
+	probing(t, func(l *tcp.Link, ctx context.Context, _ time.Duration) tcp.Costs {
+		dying.dead.Store(true)
+		closeNodes(" 2")
+		select {
+		case <-ctx.Done():
+		case <-time.After(hangAfter):
+			t.Error("the probe does not end")
+		}
+		return tcp.Costs{}
+	})
+	errs := make([]error, 3)
+	began := time.Now()
+	ranksOf(t, 3, func(rank int) error {
+		config := Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: opTimeout, Store: store, Lasting: store, Options: onHosts("012")(rank)}
+		if rank == 2 {
+			config.Store = dying
+		}
+		_, errs[rank] = Get().Create(config)
+		return nil
+	})
+	measure(t, "the end of the rendezvous", time.Since(began), 5*time.Second)
+	for rank := range 2 {
+		require.NoError(t, expect(CreateFailure("g", errs[rank]), coll.PeerFailure, "rank 2 (host"), rank)
+	}
+	require.Error(t, errs[2])
+}
+
+// What ranks tell of links may be anything.
+func TestRecordsOfLinksThatNoRankWrites(t *testing.T) {
+	good := `[{"host":1,"latency":50000000000,"step":3000000000,"byte":640000}]`
+	g := &Group{process: &Process{linkProbes: newLinkProbes()}, hosts: [][]int{{0, 1}, {2}}, members: make([]member, 3)}
+	for rank := range g.members {
+		g.members[rank].HostSetting = fmt.Sprint(rank / 2)
+	}
+	told := func(of ...string) networkProbe {
+		var all [][]byte
+		for _, text := range of {
+			all = append(all, []byte(text))
+		}
+		return g.agreeOnLinks(all)
+	}
+	usual := networkProbe{worst: defaultCosts(), pairs: 1}
+	for _, bad := range []string{"", "{", "null", "[1]", `[{"host":7,"latency":5}]`, `[{"host":-1}]`, strings.Replace(good, "step", "stop", 1), strings.Replace(good, `"host":1`, `"host":0`, 1), strings.ReplaceAll(good, ":", ":-"),
+		`[{"host":1,"latency":9000000000000000000,"step":9000000000000000000,"byte":9000000000000000000}]`} {
+		require.Equal(t, usual, told(bad, "", ""), bad)
+	}
+	require.Equal(t, usual, told("", good, good), "of ranks that do not measure it")
+	for _, c := range g.process.linkProbes.known {
+		require.False(t, c.complete())
+	}
+	clear(g.process.linkProbes.known)
+	require.Equal(t, networkProbe{networkResult{1, 0, 1}, linkCosts{50e9, 3e9, 640_000}, 1, 1}, told(good, "", ""))
+	require.Len(t, g.process.linkProbes.known, 1)
+}
