@@ -37,6 +37,7 @@ type conn struct {
 	sending struct {
 		sync.Mutex
 		head    [HeaderBytes]byte
+		sum     checksum
 		bufs    [][]byte
 		kept    []byte      // memory for rest
 		rest    []byte      // of a frame of which the kernel has taken the beginning; it goes before everything else
@@ -56,7 +57,7 @@ type conn struct {
 		payload  [][]byte // where the rest of it goes
 		rest     int      // bytes of the payload that are still to come
 		dropped  bool     // the payload goes nowhere
-		sum      uint32   // of the frame so far
+		sum      checksum // of the frame so far
 		told     uint32   // its checksum
 		number   uint32   // frames so far
 		scratch  []byte   // payloads that go nowhere

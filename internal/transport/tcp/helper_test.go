@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"hash/crc32"
 	"net"
 	"net/netip"
 	"os"
@@ -210,13 +209,22 @@ func noLeaks(t *testing.T) {
 // encoded returns the first frame of a connection, as it comes without TLS.
 func encoded(h *Header, body []byte) []byte { return encodedAs(0, h, body) }
 
+// sumOf returns the checksum of a frame.
+func sumOf(number uint32, header *[HeaderBytes]byte, parts ...[]byte) uint32 {
+	var c checksum
+	c.begin(number, header)
+	for _, p := range parts {
+		c.add(p)
+	}
+	return c.value()
+}
+
 // encodedAs returns a frame before which others have come.
 func encodedAs(number uint32, h *Header, body []byte) []byte {
 	var text [HeaderBytes]byte
 	h.Bytes = uint32(len(body))
 	h.Encode(&text)
-	sum := crc32.Update(crc32.Update(number, castagnoli, text[:sumAt]), castagnoli, body)
-	binary.LittleEndian.PutUint32(text[sumAt:], sum)
+	binary.LittleEndian.PutUint32(text[sumAt:], sumOf(number, &text, body))
 	return append(text[:], body...)
 }
 

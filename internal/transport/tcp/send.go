@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 	"net"
 
 	"golang.org/x/sys/unix"
@@ -38,11 +37,11 @@ func (c *conn) write(h *Header, payload [][]byte) error {
 func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
 	s := &c.sending
 	h.Encode(&s.head)
-	sum := crc32.Update(s.number, castagnoli, s.head[:sumAt])
+	s.sum.begin(s.number, &s.head)
 	for _, p := range payload {
-		sum = update(sum, p)
+		s.sum.add(p)
 	}
-	binary.LittleEndian.PutUint32(s.head[sumAt:], sum)
+	binary.LittleEndian.PutUint32(s.head[sumAt:], s.sum.value())
 	s.bufs = append(append(s.bufs[:0], s.head[:]), payload...)
 	return s.bufs
 }
