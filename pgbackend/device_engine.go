@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 
 	"sagecomm/algo"
@@ -112,19 +113,19 @@ func (g *Group) engineOffers() algo.Offers {
 func (g *Group) chooseEngine() error {
 	offers := make([]algo.Offers, g.size)
 	for rank, m := range g.members {
-		offers[rank] = m.Engines
-		if g.apart() { // the others map memory of all ranks, or watch processes of this host
-			offers[rank] = algo.Offers{}
-			for name, lacks := range m.Engines {
-				if lacks == "" && name != stagedEngine {
-					lacks = "the ranks are on several hosts"
-				}
-				offers[rank][name] = lacks
-			}
-		}
+		offers[rank] = g.offersHere(m.Engines)
 	}
 	g.deviceEngine = algo.ChooseEngine(offers, env.Engine.Get(g.settings))
 	return g.lacksEngine(g.deviceEngine)
+}
+
+// offersHere returns which of the engines that a rank offers can serve this group. An engine with memory that all ranks map reaches one host only.
+func (g *Group) offersHere(all algo.Offers) algo.Offers {
+	offers := maps.Clone(all)
+	if g.apart() && offers[cudaEngine] == "" {
+		offers[cudaEngine] = "the ranks are on several hosts"
+	}
+	return offers
 }
 
 // lacksEngine returns an error if the user has set an engine that a rank does not offer.

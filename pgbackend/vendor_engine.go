@@ -3,7 +3,6 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"sagecomm/algo"
@@ -54,7 +53,7 @@ func (g *Group) withoutEngine(engine string, reasons []string, usable bool) algo
 	}
 	offers := make([]algo.Offers, g.size)
 	for rank, m := range g.members {
-		offers[rank] = maps.Clone(m.Engines)
+		offers[rank] = g.offersHere(m.Engines)
 		for name, list := range g.refusals {
 			if list[rank] != "" {
 				offers[rank][name] = list[rank]

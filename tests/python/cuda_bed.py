@@ -108,12 +108,23 @@ class CudaBed:
                 pool.map(lambda case: self.run(function, *arguments, schedule=case[0], seed=case[1], **settings), cases)
             )
 
-    def ranks(self, function: str, size: int, *arguments: Any, dies: int | None = None, **settings: Any) -> list[Any]:
+    def ranks(
+        self,
+        function: str,
+        size: int,
+        *arguments: Any,
+        dies: int | None = None,
+        hosts: Sequence[int] = (),
+        **settings: Any,
+    ) -> list[Any]:
         """Runs function(rank, size, file of a store, *arguments) in as many processes at once. The rank `dies` ends
-        itself in it."""
+        itself in it. With `hosts`, the ranks are on hosts that have that many each."""
+        of = [{"SAGECOMM_HOSTID": f"h{host}"} for host, ranks in enumerate(hosts) for _ in range(ranks)] or [{}] * size
         with tempfile.TemporaryDirectory() as folder:
             store = f"{folder}/store"
-            started = [self.start(function, rank, size, store, *arguments, **settings) for rank in range(size)]
+            started = [
+                self.start(function, rank, size, store, *arguments, **settings, **of[rank]) for rank in range(size)
+            ]
             results, errors = [], []
             for rank, child in enumerate(started):  # a rank that hangs often waits for another one that has failed
                 try:

@@ -26,6 +26,26 @@ def test_programs(cuda_bed: CudaBed, schedule: Schedule, size: int) -> None:
         assert any(call.startswith("AllReduce count 24 type 7 op 0") for call in calls)
 
 
+HOSTS = [(1, 1), (2, 2), (1, 3)]
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_programs_over_several_hosts(cuda_bed: CudaBed, hosts: tuple[int, ...]) -> None:
+    """NCCL has connections of its own between hosts: no engine has to be set for it."""
+    settings = {**SETTINGS, "SAGECOMM_ENGINE": "auto"}
+    for calls in cuda_bed.ranks("device_nccl:under_fake_cuda", sum(hosts), hosts=hosts, **settings):
+        assert any(call.startswith("AllReduce count 24 type 7 op 0") for call in calls)
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_a_peer_on_another_host_dies(cuda_bed: CudaBed, hosts: tuple[int, ...]) -> None:
+    size = sum(hosts)
+    survivors = cuda_bed.ranks("device_nccl:peer_dies", size, 1, dies=size - 1, hosts=hosts, **SETTINGS)
+    assert len(survivors) == size - 1
+    for text in survivors:
+        assert text.startswith("PeerFailure: "), text
+
+
 CALLS = """Init RANK of 2
 AllReduce count 6 type 7 op 2 root 0
 AllReduce count 6 type 1 op 3 root 0

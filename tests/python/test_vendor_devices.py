@@ -24,7 +24,7 @@ import sagecomm
 from device_bed import FEW, Schedule, Worlds, build_bound
 from selection import quickly
 from test_device_tensors import checked, prepare, ranks
-from worlds import World
+from worlds import World, on_hosts
 
 pytestmark = build_bound
 under_few_schedules = pytest.mark.parametrize("schedule", quickly(FEW[1:2], FEW), ids=str)
@@ -92,6 +92,19 @@ def run_programs(world: World, chosen: str, programs: list[Callable[[], Any]]) -
 def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, module: str, queue: str) -> None:
     chosen = OF_COLLECTIVES[name] if by == "library" else by
     run_programs(vendor_ranks(fresh_world, schedule, name, queue, chosen), chosen, MODULES[module].PROGRAMS)
+
+
+@under_few_schedules
+@pytest.mark.parametrize("module", quickly(["calls"], MODULES))
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_programs_over_two_hosts(fresh_world: Worlds, schedule: Schedule, name: str, module: str) -> None:
+    """The libraries have connections of their own between hosts: no engine has to be set for them."""
+
+    def over_hosts(size: int, environment: dict[str, str]) -> World:
+        return fresh_world(size, on_hosts(*[1] * size, **environment))
+
+    world = vendor_ranks(over_hosts, schedule, name, "launch queue", "auto")
+    run_programs(world, OF_COLLECTIVES[name], MODULES[module].PROGRAMS)
 
 
 @under_few_schedules
