@@ -72,7 +72,7 @@ func TestCulpritOfRanksThatHaveArrived(t *testing.T) {
 		known
 		culprit int
 	}{
-		"the awaited one":       {known{awaits: []int{1, -1, 1, 1}}, 1},
+		"the awaited one":           {known{awaits: []int{1, -1, 1, 1}}, 1},
 		"the one that it waits for": {known{awaits: []int{-1, 2, 0, 1}}, 0},
 		"one that is further back": {
 			known{consumed: []uint64{9, 9, 8, 9}, awaits: []int{-1, 0, -1, 1}}, 2},
