@@ -1,13 +1,11 @@
 package pgbackend
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
@@ -229,18 +227,22 @@ func (g diagnosis) timeout(t runner.Incident) *coll.Failure {
 		return f
 	}
 	var what string
-	if absent := g.absent(t.Sequence); len(absent) > 0 {
-		*f = *g.failureOf(coll.Timeout, absent[0], t)
+	e := g.evidence()
+	if absent, culprit := e.absent(t.Sequence, t.Peer); len(absent) > 0 {
+		*f = *g.failureOf(coll.Timeout, culprit, t)
 		what = "not arrived: " + g.lastCalls(absent)
+		if culprit >= 0 && !slices.Contains(absent, culprit) {
+			what += "; they wait for " + g.who(culprit) + ", which does not answer: it may be stopped, or its host busy"
+		}
 	} else if late := g.late(t.Sequence); late >= 0 {
 		*f = *g.failureOf(coll.Timeout, late, t)
 		what = fmt.Sprintf("all ranks have called it, but the stream of %s has not reached it: its device is busy with earlier work, or waits for something", g.who(late))
-	} else if t.Peer == g.rank { // at its own gate
+	} else if t.Peer == g.rank && len(e.silentRanks()) == 0 { // at its own gate
 		what = fmt.Sprintf("the streams of all ranks have reached it, but that of %s does not end it: its device is busy with earlier work, or waits for something", g.who(g.rank))
 	} else {
-		behind := g.behind(t.Peer)
+		behind := e.behind(t.Peer)
 		*f = *g.failureOf(coll.Timeout, behind, t)
-		what = "all ranks have arrived, but " + g.who(behind) + " does not go on"
+		what = "all ranks have arrived, but " + g.standsStill(behind)
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
@@ -268,34 +270,15 @@ func (g diagnosis) unmatched(t runner.Incident) string {
 		g.who(t.Peer), counterpart, g.lastCall(t.Peer), onDevices)
 }
 
-// absent returns the ranks that have not begun a collective. The first one is the culprit: it is the furthest behind, and
-// the others may wait for it in an earlier collective.
-func (g diagnosis) absent(sequence uint64) []int {
-	var list []int
-	for rank := range g.size {
-		if rank != g.rank && g.last(rank) < sequence {
-			list = append(list, rank)
-		}
-	}
-	if len(list) < 2 {
-		return list
-	}
-	first := slices.MinFunc(list, func(a, b int) int { return cmp.Compare(g.last(a), g.last(b)) })
-	if held := g.behind(first); slices.Contains(list, held) && g.last(held) == g.last(first) {
-		first = held
-	}
-	return append([]int{first}, slices.DeleteFunc(list, func(rank int) bool { return rank == first })...)
-}
-
 // late returns the rank whose stream is the furthest behind a collective of the device lane, or -1 if the streams of all ranks
-// have reached it.
+// have reached it, but for those that do not answer, of which that is not known.
 func (g diagnosis) late(sequence uint64) int {
 	if g.run.Lane() == runner.HostLane {
 		return -1
 	}
 	late, least := -1, sequence
 	for rank := range g.size {
-		if n := g.run.Reached(rank); n < least {
+		if n := g.run.Reached(rank); n < least && !g.isSilent(rank) {
 			late, least = rank, n
 		}
 	}
@@ -343,38 +326,6 @@ func (g diagnosis) inOtherLane(rank int) (runner.Announced, bool) {
 	mine, _ := g.run.LastIn(other, g.rank)
 	return theirs, ok && theirs.Sequence > mine.Sequence
 }
-
-// behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for
-// another rank, down to the one that does not go on, and no rank that waits can be further back than that one.
-func (g diagnosis) behind(awaited int) int {
-	seen := make([]bool, g.size)
-	seen[g.rank] = true
-	until := time.Now().Add(awakeFor)
-	for next := awaited; next >= 0 && !seen[next]; next = g.awaitedBy(next, until) {
-		seen[next] = true
-		awaited = next
-	}
-	least := g.run.Consumed(awaited)
-	for rank := range g.size {
-		if n := g.run.Consumed(rank); n < least {
-			awaited, least = rank, n
-		}
-	}
-	return awaited
-}
-
-// awaitedBy returns the rank that a rank sleeps for, or -1. It looks again until the given
-// time, because a rank that waits for long wakes up from time to time.
-func (g diagnosis) awaitedBy(rank int, until time.Time) int {
-	for ; ; time.Sleep(200 * time.Microsecond) {
-		if next := g.run.Awaits(rank); next >= 0 || time.Now().After(until) {
-			return next
-		}
-	}
-}
-
-// awakeFor is longer than a waiting rank stays awake, even on a busy machine.
-const awakeFor = 200 * time.Millisecond
 
 func (g diagnosis) last(rank int) uint64 {
 	if rank < 0 || rank >= g.size {

@@ -25,7 +25,7 @@ func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
 		return f
 	}
 	g.askRemotes()
-	missing := diagnosis{g, g.run}.absent(f.Sequence)
+	missing, _ := diagnosis{g, g.run}.evidence().absent(f.Sequence, f.Rank)
 	if f.Rank >= 0 && f.Rank != g.rank && !slices.Contains(missing, f.Rank) { // it has arrived since
 		missing = append(missing, f.Rank)
 	}

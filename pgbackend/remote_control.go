@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
@@ -17,9 +18,14 @@ type remoteControl struct {
 	rounds *[topicCount]controlTopic // of this rank
 	area   controlArea
 	states atomic.Int64                               // states of the rank that have come
-	silent atomic.Bool                                // it has not answered the last question in time
 	naming sync.Mutex                                 // held while a round is written into area, and while a diagnosis reads one that it has not waited for
 	told   [topicCount]struct{ posted, taken uint64 } // of this rank's rounds, as the other one was told. Guarded by the lock of the topic.
+
+	question struct {
+		sync.Mutex
+		before int64     // states that had come when it was asked
+		at     time.Time // when the first question was asked that no state has come behind
+	}
 }
 
 // remote returns the control area of a rank of another host, or nil for one of this host.

@@ -16,7 +16,7 @@ import (
 
 // Times of questions.
 const (
-	stateLimit = 200 * time.Millisecond // how long a diagnosis waits for answers,
+	stateLimit = 200 * time.Millisecond // how long a diagnosis waits for answers; who gives none counts as silent,
 	stateSlice = time.Millisecond       // and how often it looks for them
 )
 
@@ -25,7 +25,8 @@ var compareEvery = 250 * time.Millisecond
 
 const compareSeldom = 10 * time.Second
 
-// askRemotes asks all ranks of other hosts for their states.
+// askRemotes asks all ranks of other hosts for their states. It asks once more where several do not answer: those that are only slow may do so
+// by then.
 // Requires: the group is acquired.
 func (g *Group) askRemotes() {
 	var all []int
@@ -34,29 +35,56 @@ func (g *Group) askRemotes() {
 			all = append(all, rank)
 		}
 	}
-	g.ask(all...)
+	g.ask(time.Now().Add(stateLimit), all...)
+	if silent := slices.DeleteFunc(all, func(rank int) bool { return !g.isSilent(rank) }); len(silent) > 1 {
+		g.ask(time.Now().Add(stateLimit), silent...)
+	}
 }
 
 // ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those of all
-// that live and have not left lie in the shadows, or after stateLimit.
+// that live and have not left lie in the shadows, or at the given time.
 // Requires: the group is acquired.
-func (g *Group) ask(ranks ...int) {
-	dead, waits := g.life.dead(), map[*remoteControl]int64{}
+func (g *Group) ask(until time.Time, ranks ...int) {
+	waits := map[*remoteControl]int64{}
 	for _, rank := range ranks {
-		if _, left := g.run.LastCall(rank); !left && !slices.Contains(dead, rank) {
+		if g.answers(rank) {
 			r := g.remotes[rank]
-			waits[r] = r.states.Load()
+			waits[r] = r.ask()
 			g.links.network.set.Ask(r.pair)
 		}
 	}
-	for until := time.Now().Add(stateLimit); len(waits) > 0 && time.Now().Before(until); time.Sleep(stateSlice) {
+	for ; len(waits) > 0 && time.Now().Before(until); time.Sleep(stateSlice) {
 		maps.DeleteFunc(waits, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
 	}
-	for _, rank := range ranks {
-		r := g.remotes[rank]
-		_, silent := waits[r]
-		r.silent.Store(silent)
+}
+
+// answers reports whether a rank of another host lives and has not left.
+func (g *Group) answers(rank int) bool {
+	_, left := g.run.LastCall(rank)
+	return !left && !slices.Contains(g.life.dead(), rank)
+}
+
+// isSilent reports whether a rank of another host, which lives and has not left, has not answered a question for stateLimit.
+func (g *Group) isSilent(rank int) bool {
+	r := g.remote(rank)
+	return r != nil && r.unanswered() && g.answers(rank)
+}
+
+// ask notes a question, and returns how many states have come before it.
+func (r *remoteControl) ask() int64 {
+	r.question.Lock()
+	defer r.question.Unlock()
+	if n := r.states.Load(); r.question.at.IsZero() || n != r.question.before {
+		r.question.before, r.question.at = n, time.Now()
 	}
+	return r.question.before
+}
+
+// unanswered reports whether a question has been without an answer for stateLimit.
+func (r *remoteControl) unanswered() bool {
+	r.question.Lock()
+	defer r.question.Unlock()
+	return !r.question.at.IsZero() && r.states.Load() == r.question.before && time.Since(r.question.at) >= stateLimit
 }
 
 // lastCall returns what a rank has called last, as the end of a sentence about it.
@@ -65,7 +93,7 @@ func (g diagnosis) lastCall(rank int) string {
 	if call, ok := g.run.Announced(rank, last); ok {
 		did = "last called " + call.Op.Describe(last)
 	}
-	if r := g.remote(rank); r == nil || !r.silent.Load() {
+	if !g.isSilent(rank) {
 		return did
 	}
 	if last > 0 {
@@ -122,7 +150,7 @@ func (g *Group) compareRemotes() {
 		if awaited < 0 || !g.isRemote(awaited) {
 			continue
 		}
-		g.ask(awaited)
+		g.ask(time.Now().Add(stateLimit), awaited)
 		if f := d.differsFrom(awaited); f != nil && g.cause.Load() == nil {
 			g.declareFailure(f)
 			return

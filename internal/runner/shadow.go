@@ -63,6 +63,9 @@ func (w Words) SleepFor(rank int) {
 	waits.Store(SleepEngine)
 }
 
+// ForgetAwaited takes back for whom the owner waits, as it has told that last. Requires: the words are a shadow's.
+func (w Words) ForgetAwaited() { word32(unsafe.Pointer(&w.b.collective.told)).Store(0) }
+
 // SleepEngine is the bit of a rank whose progress engine sleeps.
 const SleepEngine = uint32(C.SCR_SLEEP_ENGINE)
 

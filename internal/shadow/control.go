@@ -21,12 +21,15 @@ const (
 
 // Ask asks the remote rank for its state: records of calls, progress, and for whom it waits. It lies in the shadow when Config.Stated is
 // called. A question that is not answered yet stands for this one as well, so there is at most one on the way. A rank that has left answers
-// nothing.
+// nothing. For whom the rank waited before the question is forgotten: it may have gone on, and be stopped since.
 func (s *Set) Ask(p *Pair) {
 	p.mu.Lock()
 	ask := p.asking == askNothing && !p.over
 	if ask {
 		p.asking = askSoon
+		for n := range p.lanes {
+			p.lanes[n].shadow.ForgetAwaited()
+		}
 	}
 	p.mu.Unlock()
 	if ask {

@@ -91,14 +91,27 @@ func runCell(p *pool, c cell, seed uint64) (*trial, error) {
 	ranks := t.ranks
 	t.play()
 	t.goOn()
+	t.closeCell(ranks)
+	return t, errors.Join(os.RemoveAll(t.dir), os.RemoveAll(t.dir+".gone"))
+}
+
+// closeCell gives processes back, or ends those of a cell that has failed: their state is unknown.
+func (t *trial) closeCell(ranks []*process) {
+	for _, r := range ranks {
+		for _, line := range r.misunderstood() {
+			t.wrong("process %d says %q, which is no answer", r.pid, line)
+		}
+	}
 	if len(t.notes) > 0 {
+		if anySilent(ranks) {
+			dumpAll(ranks)
+		}
 		t.said = t.sayings(ranks)
-		for _, r := range ranks { // their state is unknown
+		for _, r := range ranks {
 			r.kill()
 		}
 	}
-	p.giveBack(ranks)
-	return t, errors.Join(os.RemoveAll(t.dir), os.RemoveAll(t.dir+".gone"))
+	t.pool.giveBack(ranks)
 }
 
 func (t *trial) play() {
@@ -212,6 +225,7 @@ func (t *trial) strikeInside(e *entry) (at int64, err error) {
 				at = did.At // destroy waits for the call first
 			}
 		case <-time.After(hangAfter):
+			culprit.dump()
 			return 0, fmt.Errorf("%s on another thread hangs", t.fault)
 		}
 	}

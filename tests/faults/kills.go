@@ -74,13 +74,7 @@ func runDeath(p *pool, d plan) (*death, error) {
 	if run.playDeath() {
 		run.goOn()
 	}
-	if len(run.notes) > 0 {
-		run.said = run.sayings(ranks)
-		for _, r := range ranks {
-			r.kill()
-		}
-	}
-	p.giveBack(ranks)
+	run.closeCell(ranks)
 	return run, os.RemoveAll(run.dir)
 }
 

@@ -40,7 +40,10 @@ func newSetup(seed uint64) (*setup, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "faults-")
+	dir, err := os.MkdirTemp("/dev/shm", "faults-") // a disk may hold up who renames a file for as long as it likes
+	if err != nil {
+		dir, err = os.MkdirTemp("", "faults-")
+	}
 	if err != nil {
 		return nil, err
 	}

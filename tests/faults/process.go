@@ -61,6 +61,8 @@ type process struct {
 	number  int
 	waiting map[string]chan result
 	said    []string // the last lines, orders included
+	strange []string // lines that the tool does not understand
+	threads string   // what they waited for when the process gave no answer
 
 	base  level // before its first group
 	rests []int // sizes of the last groups that it gave up after it had promised to join
@@ -75,7 +77,7 @@ type phase struct {
 func startProcess(b built) (*process, error) {
 	p := &process{cmd: exec.Command(b.rank, b.library), ended: make(chan struct{}), hits: make(chan int64, 64),
 		did: make(chan result, 4), phases: make(chan phase, 4096), waiting: map[string]chan result{}}
-	p.cmd.Stderr = &p.stderr
+	p.cmd.Stderr, p.cmd.Env = &p.stderr, environment()
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -136,6 +138,9 @@ func (p *process) hear(line string) {
 	case f[0] == "held" && len(f) == 6:
 		r.held = level{int(number(2)), int(number(3)), int(number(4)), int(number(5))}
 	default:
+		p.mu.Lock()
+		p.strange = append(p.strange, line)
+		p.mu.Unlock()
 		return
 	}
 	p.mu.Lock()
@@ -179,6 +184,7 @@ func (p *process) await(answer <-chan result) (result, error) {
 			return result{}, fmt.Errorf("process %d has ended: %v", p.pid, p.cmd.ProcessState)
 		}
 	case <-hang.C:
+		p.dump()
 		return result{}, fmt.Errorf("process %d hangs", p.pid)
 	}
 }
@@ -198,6 +204,7 @@ func (p *process) hit() (int64, error) {
 		}
 		return 0, fmt.Errorf("process %d has ended: %v", p.pid, p.cmd.ProcessState)
 	case <-hang.C:
+		p.dump()
 		return 0, fmt.Errorf("process %d did not reach its fault", p.pid)
 	}
 }
@@ -227,8 +234,9 @@ func (p *process) finish() error {
 	select {
 	case <-p.ended:
 	case <-time.After(hangAfter):
+		p.dump()
 		p.kill()
-		return fmt.Errorf("process %d did not end when it was told to", p.pid)
+		return fmt.Errorf("process %d did not end when it was told to: %s", p.pid, p.tail())
 	}
 	if !p.cmd.ProcessState.Success() {
 		return fmt.Errorf("process %d: %v: %s", p.pid, p.cmd.ProcessState, p.stderr.String())
@@ -259,13 +267,24 @@ func (p *process) stopped() error {
 	return fmt.Errorf("process %d does not stop", p.pid)
 }
 
+// misunderstood returns the lines that the tool has not understood, once.
+func (p *process) misunderstood() (list []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list, p.strange = p.strange, nil
+	return list
+}
+
 // tail returns the last orders and answers of the rank.
 func (p *process) tail() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	text := strings.Join(p.said, "\n    ")
+	if p.threads != "" {
+		text += "\n    gave no answer; its threads then:\n" + p.threads
+	}
 	if !p.alive() {
-		text += "\n    ended: " + p.cmd.ProcessState.String() + " " + p.stderr.String()
+		text += "\n    ended: " + p.cmd.ProcessState.String() + " " + firstOf(p.stderr.String())
 	}
 	return text
 }

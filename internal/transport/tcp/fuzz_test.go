@@ -86,8 +86,8 @@ func FuzzStream(f *testing.F) {
 		clear(frame[sumAt:HeaderBytes])
 		stream = append(stream, frame...)
 	}
-	for _, h := range []*Header{{Kind: Probe}, {Kind: Probe, Number: 1}, {Kind: Probe, Number: 2}, {Kind: Echo, Number: 1}} {
-		text := encoded(h, make([]byte, []int{100, 0}[min(h.Number, 1)]))
+	for n, h := range []*Header{{Kind: Probe}, {Kind: Probe, Number: 1}, {Kind: Probe, Number: 2}, {Kind: Echo, Number: 1}} {
+		text := encodedAs(uint32(3+n), h, make([]byte, []int{100, 0}[min(h.Number, 1)]))
 		plain = append(plain, text...)
 		clear(text[sumAt:HeaderBytes])
 		stream = append(stream, text...)
@@ -136,18 +136,51 @@ func FuzzStream(f *testing.F) {
 }
 
 // shadowy takes frames of all kinds as package shadow does: payloads go to places of several segments, or nowhere, and a payload may be diverted
-// while it comes.
+// while it comes: then it is in the other one of two places.
 type shadowy struct {
-	t     *testing.T
-	guard []byte
-	open  bool
-	h     Header
-	took  []frame
+	t      *testing.T
+	guards [2][]byte
+	in     int // the place
+	open   bool
+	h      Header
+	took   []frame
 }
 
 var errShadowy = errors.New("a frame of another group")
 
 const guarded = 64
+
+func newShadowy(t *testing.T) *shadowy {
+	s := &shadowy{t: t}
+	for i := range s.guards {
+		s.guards[i] = bytes.Repeat([]byte{0xee}, MaxMessage+2*guarded)
+	}
+	return s
+}
+
+func (s *shadowy) place(i int) []byte { return s.guards[i][guarded : guarded+MaxMessage] }
+
+// divert moves a payload of which rest bytes are to come, as Pair.divert does: what has come goes to the new place, too.
+func (s *shadowy) divert(h *Header, rest int) [][]byte {
+	if rest > int(h.Bytes) || !s.open || *h != s.h {
+		s.t.Errorf("%d bytes of %v are to come", rest, h)
+	}
+	to := s.place(1 - s.in)
+	come := copy(to, s.place(s.in)[:int(h.Bytes)-rest])
+	clear(to[come:h.Bytes])
+	s.in = 1 - s.in
+	return [][]byte{to[come:h.Bytes:h.Bytes]}
+}
+
+// outside expects that nothing was written outside the places.
+func (s *shadowy) outside() {
+	around := bytes.Repeat([]byte{0xee}, guarded)
+	for _, g := range s.guards {
+		if !bytes.Equal(g[:guarded], around) || !bytes.Equal(g[guarded+MaxMessage:], around) {
+			s.t.Error("the connection has written outside the place")
+		}
+	}
+}
 
 func (s *shadowy) Place(_ *Link, on int, h *Header) ([][]byte, error) {
 	if s.open {
@@ -167,7 +200,7 @@ func (s *shadowy) Place(_ *Link, on int, h *Header) ([][]byte, error) {
 		return nil, nil
 	}
 	part := h.Bytes / uint32(1+h.To%3)
-	place := s.guard[guarded : guarded+MaxMessage]
+	place := s.place(s.in)
 	return [][]byte{place[:part:part], nil, place[part:h.Bytes:h.Bytes]}, nil
 }
 
@@ -176,7 +209,7 @@ func (s *shadowy) Arrived(_ *Link, on int, h *Header) error {
 		s.t.Errorf("%v has come, which was not told", h)
 	}
 	s.open = false
-	s.took = append(s.took, frame{on, *h, string(s.guard[guarded : guarded+h.Bytes])})
+	s.took = append(s.took, frame{on, *h, string(s.place(s.in)[:h.Bytes])})
 	return nil
 }
 
@@ -196,6 +229,12 @@ func FuzzKinds(f *testing.F) {
 					headers = append(headers, text[:sumAt]...)
 				}
 			}
+			for _, h := range []Header{{Kind: Probe, Bytes: 100}, {Kind: Probe, Number: 1}, {Kind: Probe, Number: 2}, {Kind: Echo, Number: 1}} {
+				var text [HeaderBytes]byte
+				if h.Encode(&text); h.check(on) == nil {
+					headers = append(headers, text[:sumAt]...)
+				}
+			}
 			f.Add(headers, on, uint16(9000), uint32(0), plain)
 			f.Add(headers, on, uint16(50), uint32(700), plain)
 		}
@@ -206,8 +245,9 @@ func FuzzKinds(f *testing.F) {
 		}
 		var stream []byte
 		var sent []frame
-		var ends []int // of them in stream
-		for n := byte(1); len(headers) >= sumAt && n < 20; n, headers = n+1, headers[sumAt:] {
+		var ends []int  // of them in stream
+		var came uint64 // PROBE
+		for n := byte(1); len(headers) >= sumAt && n < 30; n, headers = n+1, headers[sumAt:] {
 			var text [HeaderBytes]byte
 			copy(text[:], headers[:sumAt])
 			var h Header
@@ -217,10 +257,17 @@ func FuzzKinds(f *testing.F) {
 				binary.LittleEndian.PutUint32(text[sumAt:], sumOf(uint32(n-1), &text, body))
 			}
 			stream = append(append(stream, text[:]...), body...)
+			switch {
+			case h.Kind == Probe && h.Number > 0:
+				came++
+				bad = bad || h.Number != came || h.Bytes > 0
+			case h.Kind == Echo: // of no PROBE
+				bad = true
+			}
 			if bad || h.Group == 0xff && h.Kind != Heartbeat {
 				break
 			}
-			if h.Kind != Heartbeat && h.Group&1 == 0 {
+			if h.Kind != Heartbeat && !h.Kind.ofLink() && h.Group&1 == 0 {
 				sent, ends = append(sent, frame{on, h, string(body)}), append(ends, len(stream))
 			}
 		}
@@ -228,10 +275,10 @@ func FuzzKinds(f *testing.F) {
 		if harmed { // a checksum misses one in 4 billion
 			stream[damage-1] ^= byte(damage>>3) | 1
 		}
-		guard := bytes.Repeat([]byte{0xee}, MaxMessage+2*guarded)
-		s := &shadowy{t: t, guard: guard}
-		c := &conn{link: &Link{node: &Node{config: Config{Receiver: s}}}, index: on, plain: plain, ended: make(chan struct{})}
-		c.link.conns = []*conn{c}
+		s := newShadowy(t)
+		c := &conn{link: &Link{node: &Node{config: Config{Receiver: s}}}, index: on, plain: plain, out: newOutbox(), ended: make(chan struct{})}
+		defer c.out.close()
+		c.link.conns = []*conn{c, c} // it answers PROBE
 		c.receiving.intake = make([]byte, intakeBytes)
 		in := bytes.NewReader(stream)
 		var err error
@@ -251,21 +298,13 @@ func FuzzKinds(f *testing.F) {
 				return n, nil
 			})
 			if round%3 == 2 {
-				c.link.Divert(0, func(h *Header, rest int) [][]byte { // as Pair.divert: what has come goes to the new place, too
-					if rest > int(h.Bytes) || !s.open || *h != s.h {
-						t.Errorf("%d bytes of %v are to come", rest, h)
-					}
-					end := guarded + int(h.Bytes)
-					return [][]byte{guard[end-rest : end : end]}
-				})
+				c.link.Divert(on, s.divert)
 			}
 		}
 		if strings.Contains(err.Error(), "panic") {
 			t.Error(err)
 		}
-		if !bytes.Equal(guard[:guarded], bytes.Repeat([]byte{0xee}, guarded)) || !bytes.Equal(guard[guarded+MaxMessage:], bytes.Repeat([]byte{0xee}, guarded)) {
-			t.Error("the connection has written outside the place")
-		}
+		s.outside()
 		want := 0
 		for _, end := range ends {
 			if !harmed || end < int(damage) {

@@ -72,21 +72,18 @@ func (l *Link) look(now time.Time, late bool) error {
 	return nil
 }
 
-// beat sends what is left of a frame and, where nothing else waits, a heartbeat if one is due.
+// beat sends what is left of a frame and, where nothing else waits, a heartbeat if one is due. It does not wait: the watch of all links calls it.
 func (c *conn) beat(due bool) (err error) {
-	beat := &Header{Kind: Heartbeat}
-	if c.out != nil {
+	switch {
+	case c.out != nil:
 		if due && c.out.empty() {
-			_, err = c.queue(beat, nil, false)
+			_, err = c.queue(&Header{Kind: Heartbeat}, nil, false)
 		}
-		return err
-	}
-	if !c.sending.TryLock() {
-		return nil
-	}
-	defer c.sending.Unlock()
-	if err = c.tryFlush(); err == nil && due && len(c.sending.rest) == 0 {
-		err = c.write(beat, nil)
+	case due:
+		_, err = c.trySend(&Header{Kind: Heartbeat}, nil)
+	case c.sending.TryLock():
+		defer c.sending.Unlock()
+		err = c.tryFlush()
 	}
 	return err
 }

@@ -254,6 +254,34 @@ func TestHeartbeats(t *testing.T) {
 	require.Zero(t, b.count())
 }
 
+// A heartbeat for a connection that another thread has filled meanwhile is left out. It would hold up the watch of all links.
+func TestHeartbeatDoesNotWait(t *testing.T) {
+	_, there, held, _ := toSlowEnd(t)
+	require.NoError(t, there.Send(1, message(1)))
+	<-held
+	c := there.conns[1]
+	c.sending.Lock()
+	for n := 1; n > 0; { // bytes of no frame, so that no rest of one waits
+		var err error
+		n, err = c.writeSome([][]byte{make([]byte, MaxMessage)})
+		require.NoError(t, err)
+	}
+	sent := c.sending.number
+	c.sending.Unlock()
+	ended := make(chan error)
+	go func() { ended <- c.beat(true) }()
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(soon):
+		require.Fail(t, "the heartbeat waits")
+	}
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	require.Equal(t, sent, c.sending.number)
+	require.Empty(t, c.sending.rest)
+}
+
 // A process that ends is noticed at once, by its kernel.
 func TestProcessEnds(t *testing.T) {
 	noLeaks(t)

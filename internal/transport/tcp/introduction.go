@@ -14,8 +14,8 @@ type Identity [16]byte
 // linkProtocol is the handshake of a connection of a link.
 var linkProtocol = handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: introductionBytes}
 
-// version of section 16 of docs/protocol.md.
-const version = 4
+// Version is that of section 16 of docs/protocol.md.
+const Version = 4
 
 // introduction says, behind the handshake, which connection this is.
 type introduction struct {
@@ -31,7 +31,7 @@ const introductionBytes = 1 + 16 + 16 + 8 + 1 + 1
 const MaxData = 16
 
 func (i introduction) encode() []byte {
-	out := append(append([]byte{version}, i.from[:]...), i.to[:]...)
+	out := append(append([]byte{Version}, i.from[:]...), i.to[:]...)
 	return append(binary.LittleEndian.AppendUint64(out, i.attempt), i.index, i.data)
 }
 
@@ -41,8 +41,8 @@ func parseIntroduction(from []byte) (i introduction, err error) {
 	if len(from) != introductionBytes {
 		return i, errIntroduction
 	}
-	if from[0] != version {
-		return i, fmt.Errorf("it speaks version %d of the protocol between hosts, and this process version %d", from[0], version)
+	if from[0] != Version {
+		return i, fmt.Errorf("it speaks version %d of the protocol between hosts, and this process version %d", from[0], Version)
 	}
 	copy(i.from[:], from[1:])
 	copy(i.to[:], from[17:])

@@ -24,6 +24,14 @@ int64_t now_ns(void) {
   return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
+/* Where the last field begins, the only one that has text of the library: behind as many tabs as the format has. */
+static int last_field(const char *format, const char *line, int n) {
+  int tabs = 0, i = 0;
+  for (; *format != 0; format++) tabs += *format == '\t';
+  for (; i < n && tabs > 0; i++) tabs -= line[i] == '\t';
+  return i;
+}
+
 void say(const char *format, ...) {
   char line[4000]; /* less than PIPE_BUF: lines of several threads do not mix */
   va_list args;
@@ -31,8 +39,8 @@ void say(const char *format, ...) {
   int n = vsnprintf(line, sizeof line - 1, format, args);
   va_end(args);
   if (n > (int)sizeof line - 2) n = sizeof line - 2;
-  for (int i = 0; i < n; i++) {
-    if (line[i] == '\n') line[i] = ' ';
+  for (int i = last_field(format, line, n); i < n; i++) {
+    if (line[i] == '\n' || line[i] == '\r' || line[i] == '\t') line[i] = ' ';
   }
   line[n] = '\n';
   if (write(STDOUT_FILENO, line, (size_t)n + 1) < 0) _exit(1);
