@@ -156,6 +156,9 @@ func (g *Group) engines() algo.EngineChoice {
 	return g.deviceEngine
 }
 
+// throughLibrary reports whether a vendor's library carries out collectives on devices.
+func (g *Group) throughLibrary() bool { return deviceEngines[g.engines().Engine].library }
+
 // logEngine logs which engine carries out operations on devices, and how to do without it.
 func (g *Group) logEngine(choice algo.EngineChoice) {
 	text := choice.Describe()

@@ -23,22 +23,30 @@ const (
 // A rank whose operations have not gone on for compareEvery asks, then ever more seldom, but at least each compareSeldom. Tests change the first.
 var compareEvery = 250 * time.Millisecond
 
-const compareSeldom = 10 * time.Second
+const (
+	compareSeldom  = 10 * time.Second
+	compareStreams = time.Second // so often one asks whose calls a vendor's library carries out, if there are new ones
+)
 
 // askRemotes asks all ranks of other hosts for their states. It asks once more where several do not answer: those that are only slow may do so
 // by then.
 // Requires: the group is acquired.
 func (g *Group) askRemotes() {
-	var all []int
-	for rank, r := range g.remotes {
-		if r != nil {
-			all = append(all, rank)
-		}
-	}
+	all := g.remoteRanks()
 	g.ask(time.Now().Add(stateLimit), all...)
 	if silent := slices.DeleteFunc(all, func(rank int) bool { return !g.isSilent(rank) }); len(silent) > 1 {
 		g.ask(time.Now().Add(stateLimit), silent...)
 	}
+}
+
+// remoteRanks returns the ranks of other hosts.
+func (g *Group) remoteRanks() (list []int) {
+	for rank, r := range g.remotes {
+		if r != nil {
+			list = append(list, rank)
+		}
+	}
+	return list
 }
 
 // ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those of all
@@ -104,15 +112,21 @@ func (g diagnosis) lastCall(rank int) string {
 
 // followRemotes compares the calls of this rank with those of a rank on another host for which it waits, while operations do not go on, until
 // the group has a cause. Where no data moves between two ranks that have made different calls, neither of them finds out by itself. The
-// comparisons become rarer than the first one, because a rank may wait for long. It is a goroutine of the group.
+// comparisons become rarer than the first one, because a rank may wait for long. Where a vendor's library moves the data, different calls may
+// well end, so there it compares while operations go on, too. It is a goroutine of the group.
 func (g *Group) followRemotes(first time.Duration) {
 	defer recoverFrom("the comparison of calls between hosts")
 	before, every := "", first
+	compared, at := uint64(0), time.Now()
 	for {
 		select {
 		case <-g.announced:
 			return
 		case <-time.After(every):
+		}
+		if calls := g.libraryCalls(); calls > compared && time.Since(at) >= compareStreams {
+			g.guard(g.compareRemotes)
+			compared, at = calls, time.Now()
 		}
 		now := g.unfinishedNow()
 		if now == "" || now != before {
@@ -138,7 +152,19 @@ func (g *Group) unfinishedNow() (text string) {
 	return text
 }
 
-// compareRemotes declares a mismatch if the calls of a rank on another host, for which this rank waits, differ from this one's.
+// libraryCalls returns the number of the last collective of the device lane if a vendor's library carries collectives out, else 0.
+func (g *Group) libraryCalls() uint64 {
+	if !g.throughLibrary() || !g.life.acquire() {
+		return 0
+	}
+	defer g.life.release()
+	if d := g.device.Load(); d != nil {
+		return d.run.Sequence()
+	}
+	return 0
+}
+
+// compareRemotes declares a mismatch if the calls of a rank on another host, for which this rank may wait, differ from this one's.
 func (g *Group) compareRemotes() {
 	if !g.life.acquire() {
 		return
@@ -146,16 +172,27 @@ func (g *Group) compareRemotes() {
 	defer g.life.release()
 	for _, l := range g.lanes() {
 		d := diagnosis{g, l.run}
-		awaited := d.awaitedBy(g.rank, time.Now().Add(stateLimit))
-		if awaited < 0 || !g.isRemote(awaited) {
-			continue
-		}
-		g.ask(time.Now().Add(stateLimit), awaited)
-		if f := d.differsFrom(awaited); f != nil && g.cause.Load() == nil {
-			g.declareFailure(f)
-			return
+		others := d.mayWaitFor()
+		g.ask(time.Now().Add(stateLimit), others...)
+		for _, rank := range others {
+			if f := d.differsFrom(rank); f != nil && g.cause.Load() == nil {
+				g.declareFailure(f)
+				return
+			}
 		}
 	}
+}
+
+// mayWaitFor returns the rank of another host for which this rank waits, if there is one. Where streams wait for streams in a vendor's library,
+// those of this rank may wait for any.
+func (g diagnosis) mayWaitFor() []int {
+	if g.run.Lane() == runner.DeviceLane && g.throughLibrary() {
+		return g.remoteRanks()
+	}
+	if awaited := g.awaitedBy(g.rank, time.Now().Add(stateLimit)); awaited >= 0 && g.isRemote(awaited) {
+		return []int{awaited}
+	}
+	return nil
 }
 
 // differsFrom returns the failure of the first call in which this rank and another one differ, nil if they know of none.

@@ -25,7 +25,8 @@ bool scr_group_call(const scr_group *g, int32_t rank, uint64_t sequence, scr_cal
   return sequence != 0 && read_record(g->peer[rank].shared, sequence, out);
 }
 
-static uint64_t last_recorded(const scr_shared_block *b) {
+uint64_t scr_shared_recorded(const void *shared) {
+  const scr_shared_block *b = shared;
   uint64_t last = 0;
   for (int i = 0; i < SCR_RECORDS; i++) {
     uint64_t seq = atomic_load_explicit(&b->records[i].seq, memory_order_acquire);
@@ -34,12 +35,12 @@ static uint64_t last_recorded(const scr_shared_block *b) {
   return last;
 }
 
-uint64_t scr_group_recorded(const scr_group *g, int32_t rank) { return last_recorded(g->peer[rank].shared); }
+uint64_t scr_group_recorded(const scr_group *g, int32_t rank) { return scr_shared_recorded(g->peer[rank].shared); }
 
 bool scr_group_last_in(const scr_group *g, int lane, int32_t rank, scr_call *out) {
   const scr_shared_block *b = g->peer[rank].lane[lane];
   for (int tries = 0; tries < 100; tries++) { /* a later call may overwrite the record */
-    uint64_t last = last_recorded(b);
+    uint64_t last = scr_shared_recorded(b);
     if (last == 0) return false;
     if (read_record(b, last, out)) return true;
   }

@@ -340,6 +340,9 @@ uint64_t scr_group_consumed(const scr_group *g, int32_t rank);
  * that waits for long is awake from time to time. */
 int32_t scr_group_awaits(const scr_group *g, int32_t rank);
 
+/* Returns the number of the last collective that the owner of the shared block has recorded, 0 if there is none. */
+uint64_t scr_shared_recorded(const void *shared);
+
 /* What a rank tells a peer that shares no memory with it, for diagnosis (docs/protocol.md, section 16): of each lane
  * consumed0, consumed1, reached, waits_for and the records, then the marks. A record or mark that its owner is writing
  * has seq = 0. scr_shared_put_state() stores it in the shadow of the rank, where no word falls. It returns false, and

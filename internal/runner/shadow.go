@@ -41,6 +41,9 @@ func (w Words) FailureRecord() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&w.b.failure_record[0])), FailureBytes)
 }
 
+// LastCall returns the number of the last collective that the owner has recorded, 0 if there is none.
+func (w Words) LastCall() uint64 { return uint64(C.scr_shared_recorded(unsafe.Pointer(w.b))) }
+
 // Channel returns the offset of a channel to a rank.
 func (w Words) Channel(to, channel int) *atomic.Uint64 {
 	return word64(unsafe.Pointer(C.scr_shared_channel(w.b, w.size, C.uint32_t(to), C.uint32_t(channel))))

@@ -53,12 +53,17 @@ func (p *Pair) pushState() (moved bool, err error) {
 		}
 	}
 	if asked {
-		h := p.header(tcp.State)
-		if err := p.bare(0, &h, runner.CopyState(p.words(func(l *lane) runner.Words { return l.own }))); err != nil {
+		if err := p.pushOwnState(); err != nil {
 			return true, err
 		}
 	}
 	return ask || asked, nil
+}
+
+// pushOwnState sends the state of this rank.
+func (p *Pair) pushOwnState() error {
+	h := p.header(tcp.State)
+	return p.bare(0, &h, runner.CopyState(p.words(func(l *lane) runner.Words { return l.own })))
 }
 
 func (p *Pair) words(of func(*lane) runner.Words) (list [runner.Lanes]runner.Words) {
@@ -90,7 +95,7 @@ func (p *Pair) SendEntry(h tcp.Header, payload ...[]byte) (taken bool, err error
 // Requires: the lock.
 func (p *Pair) acceptControl(h *tcp.Header) ([][]byte, error) {
 	switch {
-	case h.Kind == tcp.State && (h.Bytes != runner.StateBytes || p.asking != askSent):
+	case h.Kind == tcp.State && (h.Bytes != runner.StateBytes || p.asking != askSent && p.unasked):
 		return nil, p.wrong(h, "%d bytes of %d, asked for: %t", h.Bytes, runner.StateBytes, p.asking == askSent)
 	case h.Kind == tcp.Exchange && p.Control == nil:
 		return nil, p.wrong(h, "it is of no use here")
@@ -112,6 +117,7 @@ func (p *Pair) storeControl(h *tcp.Header) (rings bool, err error) {
 		p.asked = true
 		return true, nil
 	case tcp.State:
+		p.unasked = p.unasked || p.asking != askSent
 		p.asking = askNothing
 		if !runner.PutState(p.words(func(l *lane) runner.Words { return l.shadow }), payload) {
 			return false, p.wrong(h, "no rank has such a state")

@@ -107,7 +107,21 @@ func TestNobodyAnswers(t *testing.T) {
 	require.NoError(t, a.pair.Link.Err())
 }
 
-// A state that no rank has, or for which nobody has asked, ends the link and is stored nowhere.
+// Who finds that a rank has left knows its last call of the device lane by then, though nobody has asked.
+func TestTheLastStateComesBeforeTheGoodbye(t *testing.T) {
+	a, b := pairOfEnds(t)
+	told := a.stated()
+	require.True(t, runner.PutState(b.pair.words(func(l *lane) runner.Words { return l.own }), stateOf())) // as if b's runner had
+	b.pair.lanes[runner.HostLane].own.Left().Store(9)
+	require.True(t, b.Flush(soon))
+	shadow := a.pair.words(func(l *lane) runner.Words { return l.shadow })
+	require.Eventually(t, func() bool { return shadow[runner.HostLane].Left().Load() != 0 }, soon, time.Millisecond)
+	require.EqualValues(t, 959, shadow[runner.DeviceLane].LastCall())
+	require.EqualValues(t, 1, told.Load())
+	require.NoError(t, a.pair.Link.Err())
+}
+
+// A state that no rank has, or a second one for which nobody has asked, ends the link and is stored nowhere.
 func TestForgedStates(t *testing.T) {
 	word := func(at int, value uint64) func([]byte) []byte {
 		return func(s []byte) []byte { binary.LittleEndian.PutUint64(s[8*at:], value); return s }
@@ -117,7 +131,8 @@ func TestForgedStates(t *testing.T) {
 		spoil  func([]byte) []byte
 		reason string
 	}{
-		"nobody asked":             {false, nil, "asked for: false"},
+		"nobody asked, twice":      {false, nil, "asked for: false"},
+		"nobody asked, and wrong":  {false, word(4, 1<<40), "no rank has such a state"},
 		"short":                    {true, func(s []byte) []byte { return s[8:] }, "5176 bytes of 5184"},
 		"a record of no number":    {true, word(4, 1<<40), "no rank has such a state"},
 		"a record somewhere else":  {true, word(4, 897), "no rank has such a state"},
@@ -138,13 +153,18 @@ func TestForgedStates(t *testing.T) {
 					return a.pair.asking == askSent
 				}, soon, time.Millisecond)
 			}
+			h := b.pair.header(tcp.State)
+			if !c.asked && c.spoil == nil {
+				first := stateOf()
+				require.NoError(t, b.pair.Link.Send(0, &h, first))
+				b.barrier(t, a, 0)
+			}
 			shadow := func() []byte { return runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow })) }
 			before := shadow()
 			state := stateOf()
 			if c.spoil != nil {
 				state = c.spoil(state)
 			}
-			h := b.pair.header(tcp.State)
 			require.NoError(t, b.pair.Link.Send(0, &h, state))
 			b.pair.pushing.Unlock()
 			err := a.loss(t)

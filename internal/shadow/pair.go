@@ -58,6 +58,7 @@ type Pair struct {
 	pushing sync.Mutex   // held by the pump while it uses the memory of the group; before mu
 	leaving bool         // GOODBYE was sent, or is being sent
 	closing bool         // CLOSE was sent, or is being sent
+	told    bool         // STATE was sent before GOODBYE, or is being sent
 	gone    bool         // removed
 
 	controlling sync.Mutex // held while an entry is sent on the control connection
@@ -79,6 +80,7 @@ type Pair struct {
 	freed   bool   // Free was called, while placed was not 0
 	asking  asking // what is asked of the remote rank
 	asked   bool   // the remote rank has asked
+	unasked bool   // STATE has come for which this rank had not asked: the one before GOODBYE
 	payload []byte // of STATE or EXCHANGE, which is being read
 }
 

@@ -162,6 +162,12 @@ func (p *Pair) pushAll() (moved bool, err error) {
 			return moved, err
 		}
 	}
+	if left != 0 && left != gaveUp && !p.leaving && !p.told && p.lanes[runner.DeviceLane].own.LastCall() > 0 {
+		p.told, moved = true, true
+		if err := p.pushOwnState(); err != nil {
+			return true, err
+		}
+	}
 	if left != 0 && !p.leaving {
 		h := p.header(tcp.Goodbye)
 		h.Number = left

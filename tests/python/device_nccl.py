@@ -323,6 +323,20 @@ def ranks_differ(rank: int, size: int, store: str) -> str:
     return raised(work)
 
 
+def ranks_reduce_differently(rank: int, size: int, store: str) -> str:
+    """NCCL carries it out: each rank has an output that no call has asked for."""
+    join_group(rank, size, store)
+
+    def work() -> None:
+        dist.all_reduce(torch.ones(4, device="cuda"), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.SUM)
+        bound = time.monotonic() + 30
+        while time.monotonic() < bound:
+            dist.all_reduce(torch.ones(4, device="cuda"))
+            torch.cuda.synchronize()
+
+    return raised(work)
+
+
 def rank_is_absent(rank: int, size: int, store: str) -> str:
     join_group(rank, size, store, seconds=2)
     dist.all_reduce(torch.ones(4, device="cuda"))

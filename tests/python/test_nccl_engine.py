@@ -107,15 +107,25 @@ def test_kernels_that_come_behind_an_error(cuda_bed: CudaBed, tmp_path: Path, so
         assert re.match("DistBackendError: .*rank 0.*nccl: .*: late", child.result())
 
 
-def test_ranks_call_different_operations(cuda_bed: CudaBed) -> None:
-    for text in cuda_bed.ranks("device_nccl:ranks_differ", 2, **SETTINGS):
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+def test_ranks_call_different_operations(cuda_bed: CudaBed, hosts: tuple[int, ...]) -> None:
+    for text in cuda_bed.ranks("device_nccl:ranks_differ", 2, hosts=hosts, **SETTINGS):
         assert text.startswith("CollectiveMismatch: "), text
         assert "4 elements" in text
         assert "5 elements" in text
 
 
-def test_a_rank_is_absent(cuda_bed: CudaBed) -> None:
-    for text in cuda_bed.ranks("device_nccl:rank_is_absent", 2, **SETTINGS):
+def test_calls_that_differ_and_end_all_the_same(cuda_bed: CudaBed) -> None:
+    """Ranks of several hosts compare their calls once a second."""
+    for text in cuda_bed.ranks("device_nccl:ranks_reduce_differently", 2, hosts=(1, 1), **SETTINGS):
+        assert text.startswith("CollectiveMismatch: "), text
+        assert "MAX" in text
+        assert "SUM" in text
+
+
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+def test_a_rank_is_absent(cuda_bed: CudaBed, hosts: tuple[int, ...]) -> None:
+    for text in cuda_bed.ranks("device_nccl:rank_is_absent", 2, hosts=hosts, **SETTINGS):
         assert text.startswith("CollectiveTimeout: "), text
 
 
