@@ -143,21 +143,23 @@ func die(n *network) {
 	delete(p.networks.all, n)
 }
 
-// cutLast cuts rank 3 off while the others are in a collective of n elements, and returns when they have one cause, which names it.
+// cutLast cuts the last rank off while the others are in a collective of n elements, and returns when they have one cause, which names it.
 func cutLast(t *testing.T, w *world, n int) {
 	t.Helper()
 	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
-	causes := make(chan *coll.Failure, 3)
-	for rank := range 3 {
-		go func() { causes <- sum(w.groups[rank], n) }()
+	last := len(w.groups) - 1
+	survivors := w.groups[:last]
+	causes := make(chan *coll.Failure, last)
+	for _, g := range survivors {
+		go func() { causes <- sum(g, n) }()
 	}
-	cutOff(w, 3)
-	for range 3 {
-		require.NoError(t, expect(<-causes, coll.PeerFailure, "rank 3", "Connection closed by peer"))
+	cutOff(w, last)
+	for range survivors {
+		require.NoError(t, expect(<-causes, coll.PeerFailure, fmt.Sprintf("rank %d", last), "Connection closed by peer"))
 	}
 	require.Eventually(t, func() bool {
-		for rank := range 3 {
-			if f := w.groups[rank].Cause(); f == nil || f.Message != w.groups[0].Cause().Message {
+		for _, g := range survivors {
+			if f := g.Cause(); f == nil || f.Message != survivors[0].Cause().Message {
 				return false
 			}
 		}
@@ -518,4 +520,16 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.NoError(t, err)
 	_, err = Get().network(networkKey{host: "test", machines: true}, nil, settings, nil)
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
+}
+
+// The number of processes is not bounded. What a death costs grows with its square (TestFramesOfADeath of internal/verdict).
+func TestManyProcesses(t *testing.T) {
+	size := 66 // more than a word has bits
+	if testing.Short() {
+		size = 20
+	}
+	w := newHostsWorld(t, strings.Repeat("01234567", size/8+1)[:size])
+	begun := time.Now()
+	cutLast(t, w, 1000)
+	t.Logf("%d ranks know the cause after %v", size-1, time.Since(begun))
 }

@@ -29,7 +29,6 @@ var networkRest = 3 * time.Second
 const (
 	linkData  = 1           // data connections of each link, the same in all processes
 	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
-	mostApart = 64          // processes of a group over several hosts: LOST frames of n processes grow with n^3
 )
 
 // networkKey is what groups have alike that share links.

@@ -1,9 +1,9 @@
 // Package verdict decides which failure of a group over several hosts is the first one, the same for all survivors (docs/protocol.md,
 // section 16, The verdict).
 //
-// [Member] is the state of one member of the group, a host or a process. It has no clock, no goroutine and no connection: its owner tells it what has happened, and
-// does what [Member.Next] returns. It is not safe for use by several threads. Start reading at Member.act; routes.go knows which
-// members are lost.
+// [Member] is the state of one member of the group, which is a process. It has no clock, no goroutine and no connection: its owner tells it
+// what has happened, and does what [Member.Next] returns. It is not safe for use by several threads. Start reading at Member.act; routes.go
+// knows which members are lost.
 package verdict
 
 import "fmt"
@@ -31,7 +31,7 @@ func (k Kind) String() string {
 // Frame is a frame between two members, which are numbered from 0.
 type Frame struct {
 	Kind     Kind
-	From, To int
+	From, To int    // of LOST, From is the end of the link that has noticed it
 	Hops     int    // that it may still take
 	Ballot   int    // of COLLECT, PROMISE and CAUSE
 	Record   string // of DECLARE, COLLECT and CAUSE; of PROMISE: the verdict of its sender, if it has one
@@ -127,7 +127,7 @@ func (m *Member) StoreLost() {
 }
 
 // LinkLost takes note that the link to a member is lost.
-func (m *Member) LinkLost(to int) { m.learn(m.self, to, m.self) }
+func (m *Member) LinkLost(to int) { m.learn(m.self, to) }
 
 // Left takes note that a member has left the group: its ranks have said goodbye on all lanes. It may live on, with its links, and answers
 // nothing any more. What it has sent before may come later, and is taken.
@@ -145,8 +145,10 @@ func (m *Member) Take(f Frame, over int) error {
 	}
 	switch {
 	case !m.linked(over):
+	case f.Kind == Lost && f.From == f.Ends[0]:
+		m.learn(f.Ends[0], f.Ends[1])
 	case f.Kind == Lost:
-		m.learn(f.Ends[0], f.Ends[1], over)
+		m.learn(f.Ends[1], f.Ends[0])
 	case f.To != m.self:
 		if f.Hops > 1 {
 			f.Hops--
@@ -182,6 +184,9 @@ func (f Frame) Check(members int) error {
 		most, record = 0, false
 		if f.Ends[0] == f.Ends[1] {
 			return fmt.Errorf("a frame of the verdict names a link from member %d to itself", f.Ends[0])
+		}
+		if f.From != f.Ends[0] && f.From != f.Ends[1] {
+			return fmt.Errorf("a frame of the verdict says that member %d has noticed the loss of the link from member %d to %d", f.From, f.Ends[0], f.Ends[1])
 		}
 	default:
 		return fmt.Errorf("a frame of the verdict has the unknown kind %d", f.Kind)
@@ -355,15 +360,31 @@ func (m *Member) route(f Frame) {
 	}
 }
 
-// learn takes note of a lost link, and passes on what is new.
-func (m *Member) learn(a, b, over int) {
-	if !m.cut(a, b) {
+// learn takes note of a link that is lost, which one end of it has noticed. That end tells all members to which it has a link. Who learns of it
+// passes it on to the others: to those that have no link to that end, now or later. So all members learn of it to which a path leads, and no
+// member is told by more than one unless it has lost links itself.
+func (m *Member) learn(end, other int) {
+	if !m.cut(end, other) {
 		return
 	}
 	for j := range m.members {
-		if j != m.self && j != over && m.linked(j) {
-			m.next.Send = append(m.next.Send, Sent{j, Frame{Kind: Lost, From: m.self, To: j, Ends: [2]int{a, b}}})
+		if end == m.self || m.gone[end].has(j) {
+			m.tell(j, end, other)
+		}
+	}
+	for _, pair := range [2][2]int{{end, other}, {other, end}} { // what one of them has noticed before may not have come to the other one
+		for _, lost := range m.noticed[pair[0]] {
+			if lost != pair[1] {
+				m.tell(pair[1], pair[0], lost)
+			}
 		}
 	}
 	m.changed()
+}
+
+// tell tells a member to which there is a link of the loss of another one.
+func (m *Member) tell(to, end, other int) {
+	if to != m.self && to != end && m.linked(to) {
+		m.next.Send = append(m.next.Send, Sent{to, Frame{Kind: Lost, From: end, To: to, Ends: [2]int{end, other}}})
+	}
 }

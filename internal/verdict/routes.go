@@ -1,60 +1,78 @@
 package verdict
 
+import "math/bits"
+
 // routes is what a member knows of the links between members.
 type routes struct {
 	self, members int
-	gone          map[[2]int]bool // links that are lost
-	left          []bool          // by member: it has left the group, and answers and passes on nothing
-	via           []int           // by member: the first link of a shortest path to it, -1: there is none
+	gone          []set   // by member: members to which its link is lost
+	noticed       [][]int // by member: members to which it has noticed that the link is lost, as the first end of which this one knows that
+	left          set     // members that have left the group, and answer and pass on nothing
+	via           []int   // by member: the first link of a shortest path to it, -1: there is none
 }
 
+// set is a set of members.
+type set []uint64
+
+func newSet(members int) set { return make(set, (members+63)/64) }
+func (s set) add(i int)      { s[i/64] |= 1 << (i % 64) }
+func (s set) has(i int) bool { return s[i/64]&(1<<(i%64)) != 0 }
+
 func newRoutes(self, members int) routes {
-	r := routes{self: self, members: members, gone: map[[2]int]bool{}, left: make([]bool, members)}
+	r := routes{self: self, members: members, noticed: make([][]int, members), left: newSet(members)}
+	for range members {
+		r.gone = append(r.gone, newSet(members))
+	}
 	r.find()
 	return r
 }
 
-func link(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
-
-// cut takes a link out, and reports whether it was there.
-func (r *routes) cut(a, b int) bool {
-	if r.gone[link(a, b)] {
+// cut takes the link of an end, which has noticed that, to another member out, and reports whether it was there.
+func (r *routes) cut(end, other int) bool {
+	if r.gone[end].has(other) {
 		return false
 	}
-	r.gone[link(a, b)] = true
+	r.gone[end].add(other)
+	r.gone[other].add(end)
+	r.noticed[end] = append(r.noticed[end], other)
 	r.find()
 	return true
 }
 
 // leave takes a member out, and reports whether it was there.
 func (r *routes) leave(j int) bool {
-	if r.left[j] {
+	if r.left.has(j) {
 		return false
 	}
-	r.left[j] = true
+	r.left.add(j)
 	r.find()
 	return true
 }
 
 // linked reports whether there is a link to a member.
-func (r *routes) linked(to int) bool { return !r.gone[link(r.self, to)] }
+func (r *routes) linked(to int) bool { return !r.gone[r.self].has(to) }
 
 // find finds the shortest paths.
 func (r *routes) find() {
 	r.via = make([]int, r.members)
+	rest := newSet(r.members) // members to which no path was found yet
 	for j := range r.via {
 		r.via[j] = -1
+		if j != r.self && !r.left.has(j) {
+			rest.add(j)
+		}
 	}
 	r.via[r.self] = r.self
 	for at := []int{r.self}; len(at) > 0; at = at[1:] {
-		for j := range r.via {
-			if r.via[j] >= 0 || r.left[j] || r.gone[link(at[0], j)] {
-				continue
+		for w := range rest {
+			for found := rest[w] &^ r.gone[at[0]][w]; found != 0; found &= found - 1 {
+				j := 64*w + bits.TrailingZeros64(found)
+				rest[w] &^= 1 << (j % 64)
+				if r.via[j] = r.via[at[0]]; at[0] == r.self {
+					r.via[j] = j
+				}
+				at = append(at, j)
 			}
-			if r.via[j] = r.via[at[0]]; at[0] == r.self {
-				r.via[j] = j
-			}
-			at = append(at, j)
 		}
 	}
 }

@@ -266,6 +266,58 @@ func TestOneCause(t *testing.T) {
 	}
 }
 
+// A member learns of each lost link of the members to which a path of links leads, whatever link is lost next, and when.
+func TestEveryMemberLearnsOfLostLinks(t *testing.T) {
+	worlds := uint64(30_000)
+	if testing.Short() {
+		worlds = 1000
+	}
+	for seed := range worlds {
+		n := newNet(t, seed, 3+int(seed%6))
+		n.quiet = true
+		for cuts := n.r.IntN(2 * len(n.m)); ; {
+			list := n.steps()
+			if cuts > 0 && (len(list) == 0 || n.r.IntN(6) == 0) {
+				i, j := n.r.IntN(len(n.m)), n.r.IntN(len(n.m))
+				n.note("link %d-%d is cut", i, j)
+				n.lose(i, j)
+				cuts--
+				continue
+			}
+			if len(list) == 0 {
+				break
+			}
+			list[n.r.IntN(len(list))]()
+		}
+		for i, m := range n.m {
+			for j := range n.reached(i) {
+				for k := range n.m {
+					require.Equal(t, n.cut[j][k], m.gone[j].has(k), "seed %d: member %d, the link %d-%d\n%v", seed, i, j, k, n.log)
+				}
+			}
+		}
+	}
+}
+
+// A member that dies costs frames in proportion to the square of the number of members.
+func TestFramesOfADeath(t *testing.T) {
+	for _, members := range []int{4, 16, 64} {
+		n := newNet(t, 1, members)
+		n.dead[0], n.quiet = true, true
+		for k := range n.m {
+			n.lose(0, k)
+		}
+		for list := n.steps(); len(list) > 0; list = n.steps() {
+			list[n.r.IntN(len(list))]()
+		}
+		t.Logf("%d members: %d frames", members, n.sent)
+		require.LessOrEqual(t, n.sent, 2*members*members)
+		for _, m := range n.m[1:] {
+			require.True(t, m.lost(0))
+		}
+	}
+}
+
 // Without faults, a failure costs one claim, and CAUSE from each member to each other one.
 func TestFramesOfAFailure(t *testing.T) {
 	const members = 4
@@ -305,6 +357,7 @@ func TestFramesOfNoMember(t *testing.T) {
 		"promise to nobody":   {Kind: Promise, From: 1, Hops: 1},
 		"no such end":         {Kind: Lost, From: 1, Ends: [2]int{1, 3}},
 		"one end":             {Kind: Lost, From: 1, Ends: [2]int{1, 1}},
+		"of no end":           {Kind: Lost, From: 1, Ends: [2]int{0, 2}},
 		"LOST with a record":  {Kind: Lost, From: 1, Ends: [2]int{1, 2}, Record: "x"},
 	} {
 		m := New(0, 3)
@@ -316,7 +369,7 @@ func TestFramesOfNoMember(t *testing.T) {
 // What comes over a link that is lost is dropped, because others may have decided without the member at its end.
 func TestFramesOfALostLink(t *testing.T) {
 	m := New(0, 3)
-	require.NoError(t, m.Take(Frame{Kind: Lost, From: 2, Ends: [2]int{0, 1}}, 2))
+	require.NoError(t, m.Take(Frame{Kind: Lost, From: 1, Ends: [2]int{0, 1}}, 2))
 	require.NoError(t, m.Take(Frame{Kind: Cause, From: 1, Hops: 3, Record: "x"}, 1))
 	require.Empty(t, m.Verdict())
 	require.NoError(t, m.Take(Frame{Kind: Cause, From: 1, Hops: 2, Record: "x"}, 2))
@@ -328,7 +381,7 @@ func TestRoutes(t *testing.T) {
 	m := New(0, 4)
 	m.LinkLost(1)
 	m.LinkLost(3)
-	require.NoError(t, m.Take(Frame{Kind: Lost, From: 2, Ends: [2]int{1, 3}}, 2))
+	require.NoError(t, m.Take(Frame{Kind: Lost, From: 3, Ends: [2]int{1, 3}}, 2))
 	m.Next()
 	require.False(t, m.lost(1))
 	m.send(Frame{Kind: Collect, To: 1})
