@@ -33,7 +33,7 @@ func certified(t testing.TB, parent *x509.Certificate, signer *ecdsa.PrivateKey,
 }
 
 // issued returns a certificate for an hour, with changes, of a signer or of nobody but itself.
-func issued(t *testing.T, parent *x509.Certificate, signer *ecdsa.PrivateKey, change func(*x509.Certificate)) (*x509.Certificate, *ecdsa.PrivateKey) {
+func issued(t testing.TB, parent *x509.Certificate, signer *ecdsa.PrivateKey, change func(*x509.Certificate)) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -63,7 +63,7 @@ func text(kind string, der []byte) []byte {
 }
 
 // pems returns the files of a chain of certificates and of the key of the first one.
-func pems(t *testing.T, own *ecdsa.PrivateKey, chain ...*x509.Certificate) (certificates, key []byte) {
+func pems(t testing.TB, own *ecdsa.PrivateKey, chain ...*x509.Certificate) (certificates, key []byte) {
 	t.Helper()
 	for _, c := range chain {
 		certificates = append(certificates, text("CERTIFICATE", c.Raw)...)

@@ -238,7 +238,7 @@ func FuzzKinds(f *testing.F) {
 		in := bytes.NewReader(stream)
 		var err error
 		for round := 0; err == nil; round++ {
-			_, err = c.once(func(bufs [][]byte) (n int, err error) {
+			err = c.once(func(bufs [][]byte) (n int, err error) {
 				left := int(piece)%(2*intakeBytes) + 1
 				for _, b := range bufs {
 					m, err := in.Read(b[:min(len(b), left)])
