@@ -25,21 +25,23 @@ func probing(t *testing.T, measure func(l *tcp.Link, ctx context.Context, limit 
 	t.Helper()
 	t.Setenv("SAGECOMM_PROBE", "on")
 	eachAProcess(t)
-	forget := func() {
-		p := &Get().linkProbes
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		clear(p.known)
-	}
-	forget()
+	forgetLinks()
 	real := measureLink
 	if measure != nil {
 		measureLink = measure
 	}
 	t.Cleanup(func() {
 		measureLink = real
-		forget()
+		forgetLinks()
 	})
+}
+
+// forgetLinks forgets what was measured.
+func forgetLinks() {
+	p := &Get().linkProbes
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.known)
 }
 
 // groupOver makes a group over several hosts.
