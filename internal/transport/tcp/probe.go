@@ -29,7 +29,7 @@ const (
 	longestBurst  = time.Millisecond       // no burst of more payloads is tried behind one that takes as long
 	eagerFor      = 500 * time.Microsecond // how long a goroutine looks for what comes behind a numbered PROBE before it sleeps,
 	eagerAtMost   = 200 * time.Millisecond // and how long in all on one connection, whatever the other process sends
-	turnsOnOneCPU = 16                     // of who waits busily, until the network is looked at: see giveWay
+	turnsOnOneCPU = 16                     // of who measures, until the network is looked at: see prober.giveWay
 )
 
 // probePayloads are the numbers of long payloads in bursts that are tried. Shorter ones come first, because a slow network takes long for a
@@ -45,7 +45,6 @@ type probes struct {
 	came  uint64        // the last number of the other process,
 	eager time.Duration // and how long this one may have looked eagerly for what came behind it; both under the lock of receiving
 	at    atomic.Int64  // when its last numbered PROBE came, on the link's clock; not set any more when eager has reached its bound
-	turns int           // of the goroutine that reads
 
 	owed      atomic.Uint64 // the number that the next ECHO has
 	answered  atomic.Uint64 // the number of the last ECHO; set by who has set answering
@@ -138,25 +137,19 @@ func (c *conn) answerOnce() bool {
 	return err == nil
 }
 
-// looksEagerly reports whether the goroutine that reads is to look again instead of sleeping, because it is being probed, and no thread polls.
-// It gives the processor away. Only the goroutine of the connection calls it.
+// looksEagerly gives way, and reports whether the goroutine that reads is to look again instead of sleeping: because it is being probed, no thread
+// polls, and it does not keep the only processor from the network.
 func (c *conn) looksEagerly() bool {
 	at := c.probes.at.Load()
-	if at == 0 || time.Duration(c.link.now()-at) >= eagerFor || c.calmers.Load() > 0 {
+	if at == 0 || time.Duration(c.link.now()-at) >= eagerFor || c.calmers.Load() > 0 || oneCPU() {
 		return false
 	}
-	giveWay(&c.probes.turns)
+	giveWay()
 	return true
 }
 
-// giveWay lets other goroutines and other processes run, for who waits busily and counts its turns. Where Go has one processor, Gosched leads to
-// other goroutines that can run and never to the network, which nobody would look at for 10 ms and more. So every few turns the caller sleeps
-// there, until something has come on any connection, or 1 ms.
-func giveWay(turns *int) {
-	if *turns++; *turns%turnsOnOneCPU == 0 && oneCPU() {
-		time.Sleep(time.Microsecond)
-		return
-	}
+// giveWay lets other goroutines and other processes run.
+func giveWay() {
 	runtime.Gosched()
 	yieldProcessor()
 }
@@ -175,7 +168,7 @@ func (l *Link) Probe(ctx context.Context, limit time.Duration) (found Costs) {
 		return found
 	}
 	defer c.probes.probing.Unlock()
-	if !oneCPU() { // there the answer is to end a sleep of giveWay
+	if !oneCPU() { // there the answer is to end a sleep of prober.giveWay
 		l.Calm(true)
 		defer l.Calm(false)
 	}
@@ -189,15 +182,22 @@ func (l *Link) Probe(ctx context.Context, limit time.Duration) (found Costs) {
 		return found
 	}
 	until(limit / 8)
-	if again, ok := p.least(probeTrips-1, 0, nil); ok {
+	again, ok := p.least(probeTrips-1, 0, nil)
+	if ok {
 		trip = min(trip, again)
 	}
 	until(limit / 4)
-	if took, ok := p.least(probeBursts, burstFrames, nil); ok {
-		trip = min(trip, took) // which has a round trip in it
-		found.Frame = max(took-trip, time.Nanosecond).Seconds() / burstFrames
+	took, ok := p.least(probeBursts, burstFrames, nil)
+	for ok && took <= trip { // a burst has a round trip in it, so others had the processors in all round trips so far
+		if again, ok = p.least(probeTrips, 0, nil); ok {
+			trip = min(trip, again)
+			took, ok = p.least(probeBursts, burstFrames, nil)
+		}
 	}
 	found.RoundTrip = trip.Seconds()
+	if ok {
+		found.Frame = (took - trip).Seconds() / burstFrames
+	}
 	until(limit)
 	payload := make([]byte, probeBytes)
 	for _, n := range probePayloads {
@@ -205,7 +205,9 @@ func (l *Link) Probe(ctx context.Context, limit time.Duration) (found Costs) {
 		if !ok {
 			break
 		}
-		found.Byte = max(took-trip, time.Nanosecond).Seconds() / float64(n*probeBytes)
+		if took > trip {
+			found.Byte = (took - trip).Seconds() / float64(n*probeBytes)
+		}
 		if took >= longestBurst {
 			break
 		}
@@ -218,7 +220,7 @@ type prober struct {
 	c        *conn
 	ctx      context.Context
 	deadline time.Time
-	turns    int
+	turns    int // in which nothing had come
 }
 
 // least returns the shortest time of some bursts, as many as there is time for. It reports false if that was none.
@@ -274,10 +276,20 @@ func (p *prober) send(number uint64, payload [][]byte) bool {
 	}
 }
 
+// giveWay lets others run. Where Go has one processor, Gosched leads to other goroutines that can run and never to the network, which nobody would
+// look at for 10 ms and more. So every few turns who measures sleeps there, until something has come on any connection, or 1 ms.
+func (p *prober) giveWay() {
+	if p.turns++; p.turns%turnsOnOneCPU == 0 && oneCPU() {
+		time.Sleep(time.Microsecond)
+		return
+	}
+	giveWay()
+}
+
 // goesOn reads what has come and sends what is left of a frame, gives way where nothing has come, and reports whether there is time for more.
 func (p *prober) goesOn() bool {
 	if !p.c.link.PollData() {
-		giveWay(&p.turns)
+		p.giveWay()
 	}
 	return p.c.link.Err() == nil && p.ctx.Err() == nil && time.Now().Before(p.deadline)
 }

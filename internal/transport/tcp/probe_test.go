@@ -48,23 +48,30 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// Three processes that have one processor together measure each other, which includes that each answers while it measures.
+// Three processes that have one processor together measure each other: one after the other, and at the same time, so that each answers while it
+// measures. Then their goroutines may keep each other from the network until the time is over.
 func TestProbesOnOneCPU(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for name, change := range map[string]func(*Config){"plain": nil, "TLS": secure(newAuthority(t).settings(t))} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
 			ends := []*end{newEnd(t, change), newEnd(t, change), newEnd(t, change)}
-			var all sync.WaitGroup
+			links := make([]*Link, len(ends))
 			for i, of := range ends {
-				l := of.linkTo(t, ends[(i+1)%3])
-				all.Go(func() {
-					if c := l.Probe(t.Context(), soon); c.RoundTrip <= 0 || c.Frame <= 0 || c.Byte <= 0 || l.Err() != nil {
-						t.Errorf("process %d: %+v, %v", i, c, l.Err())
-					}
-				})
+				links[i] = of.linkTo(t, ends[(i+1)%3])
+				c := links[i].Probe(t.Context(), soon)
+				require.True(t, c.RoundTrip > 0 && c.Frame > 0 && c.Byte > 0, "process %d: %+v", i, c)
+			}
+			var all sync.WaitGroup
+			began := time.Now()
+			for _, l := range links {
+				all.Go(func() { l.Probe(t.Context(), 100*time.Millisecond) })
 			}
 			all.Wait()
+			require.Less(t, time.Since(began), soon)
+			for _, l := range links {
+				require.NoError(t, l.Err())
+			}
 		})
 	}
 }
