@@ -246,7 +246,7 @@ func TestProbeWithoutAnswers(t *testing.T) {
 }
 
 // Pairs for which no time was left were not tried: this group takes the defaults, and a later one measures them.
-func TestPairsThatWereNotTriedAreTriedLater(t *testing.T) {
+func TestPairsOfHostsThatWereNotTriedAreTriedLater(t *testing.T) {
 	var links atomic.Int64
 	var slow atomic.Bool
 	probing(t, func(_ *tcp.Link, _ context.Context, limit time.Duration) tcp.Costs {
