@@ -217,7 +217,7 @@ test-streams: build beds ## run the tests on emulated devices under SEEDS=50 see
 
 .PHONY: test-hosts
 test-hosts: build beds ## run all tests of groups over several hosts
-	cd $(root) && $(go) test -vet=off -count 1 -run 'Hosts' ./pgbackend
+	cd $(root) && $(go) test -vet=off -count 1 -run 'Host|Link|Prob|Wire|Verdict|Arbiter|TLS|Certificate|Dial|FuzzDescriptions' ./pgbackend
 	cd $(root) && $(go) test -vet=off -count 1 ./internal/shadow ./internal/transport/tcp ./internal/verdict
 	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py
 

@@ -33,7 +33,7 @@ const free = 1
 
 // Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. For the kinds that
 // were measured it has rules, up to the longest measured length. For the other kinds it has the parameters that predict
-// the measurements best. A rule departs from the prediction only where a separate run has confirmed that it saves time,
+// the measurements best, and always those of messages between hosts where there are several. A rule departs from the prediction only where a separate run has confirmed that it saves time,
 // because the best of many candidates is partly the luckiest one. Plans that need blocks of equal length get no rule,
 // since only a user knows whether blocks are equal.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
@@ -50,6 +50,11 @@ func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	}
 	for _, one := range s.fit(list) {
 		e.Params[one.Name] = one.text()
+	}
+	if s.shape.Apart { // the next run may measure its links otherwise, and rules and other parameters fit these ones
+		for _, one := range networkParameters() {
+			e.Params[one.name] = cmp.Or(e.Params[one.name], formatTime(*one.in(&s.params), networkDigits))
+		}
 	}
 	return e, nil
 }

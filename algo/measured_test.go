@@ -1,6 +1,7 @@
 package algo
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -147,6 +148,33 @@ func TestOutliersMakeNoRule(t *testing.T) {
 	}
 	if open, err := s.Unconfirmed(recorded); err != nil || len(open) != 0 {
 		t.Errorf("still to be confirmed: %v, %v", open, err)
+	}
+}
+
+// Between hosts, rules and parameters that were fitted are beside costs of messages which another run may measure otherwise, so these are
+// written, too: those that were fitted or else the group's own.
+func TestTunedGroupsKeepTheirNetwork(t *testing.T) {
+	shape := Shape{Size: 4, Hosts: [][]int{{0, 1}, {2, 3}}, Apart: true}
+	probed := DefaultParams().ScaledNetwork(8, 1./16, 1)
+	s := selectorOf(t, shape, probed, "")
+	slow := probed
+	slow.Network.Byte *= 20
+	for kind, fitted := range map[coll.Kind]bool{coll.Barrier: false, coll.AllReduce: true} {
+		lengths := lengthsTo(1 << 20)
+		if kind == coll.Barrier {
+			lengths = []uint64{0}
+		}
+		e, err := s.Tuned("here", machineOf(s, slow, 0, []coll.Kind{kind}, lengths))
+		require.NoError(t, err)
+		require.Subset(t, slices.Collect(maps.Keys(e.Params)), []string{"network.latency", "network.step", "network.byte"})
+		later := tunedBy(t, s, e).Params().Network // of a run without a probe
+		if fitted {
+			require.Greater(t, later.Byte, 2*probed.Network.Byte)
+		} else {
+			require.InEpsilon(t, probed.Network.Byte, later.Byte, 1e-6)
+			require.InEpsilon(t, probed.Network.Latency, later.Latency, 1e-6)
+			require.InEpsilon(t, probed.Network.Step, later.Step, 1e-6)
+		}
 	}
 }
 

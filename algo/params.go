@@ -3,6 +3,7 @@ package algo
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -74,16 +75,43 @@ func (p Params) ByName() map[string]float64 {
 	return list
 }
 
+// networkPrefix begins the names of the parameters of messages between hosts.
+const networkPrefix = "network."
+
+// networkDigits is how many digits of these parameters are written where they are to be the same ones when they are read.
+const networkDigits = 7
+
+// networkParameters returns the parameters of messages between hosts.
+func networkParameters() []parameter {
+	return slices.DeleteFunc(slices.Clone(parameters), func(p parameter) bool { return !strings.HasPrefix(p.name, networkPrefix) })
+}
+
 // NetworkSettings returns the costs of a message between hosts in the grammar of [ParseTune], with some digits.
 func NetworkSettings(l cost.Link, digits int) string {
 	var list []string
 	p := Params{Network: l}
-	for _, one := range parameters {
-		if strings.HasPrefix(one.name, "network.") {
-			list = append(list, one.name+"="+formatTime(*one.in(&p), digits))
-		}
+	for _, one := range networkParameters() {
+		list = append(list, one.name+"="+formatTime(*one.in(&p), digits))
 	}
 	return strings.Join(list, ";")
+}
+
+// KeepNetwork returns a text for [ParseTune] with the costs of a message between hosts in the place of those that it sets.
+func KeepNetwork(text string, l cost.Link) string {
+	var list []string
+	for item := range strings.SplitSeq(text, ";") {
+		if item = strings.TrimSpace(item); item != "" && !strings.HasPrefix(item, networkPrefix) {
+			list = append(list, item)
+		}
+	}
+	return strings.Join(append(list, NetworkSettings(l, networkDigits)), ";")
+}
+
+// SetsNetwork reports whether all costs of a message between hosts are set.
+func (t Tune) SetsNetwork() bool {
+	return !slices.ContainsFunc(networkParameters(), func(p parameter) bool {
+		return !slices.ContainsFunc(t.Settings, func(s Setting) bool { return s.Name == p.name })
+	})
 }
 
 // Bounds of parameters. They allow for links far slower than any that exist, and they keep sums of femtoseconds within

@@ -49,3 +49,27 @@ func TestNetworkChangesChoices(t *testing.T) {
 		t.Errorf("%+v, %v", tune, err)
 	}
 }
+
+// A line that keeps the costs of messages between hosts has all else that the user has set, in the user's words.
+func TestNetworkIsKept(t *testing.T) {
+	l := DefaultParams().ScaledNetwork(1./2, 1./16, 32).Network
+	network := "network.latency=12.5us;network.step=187.5ns;network.byte=10.24ns"
+	for text, want := range map[string]string{
+		"":                      network,
+		"network.byte=1ns":      network,
+		" all_reduce:0-8K:ring": "all_reduce:0-8K:ring;" + network,
+		"policy=thresholds; network.step =2us;ring.latency=1us;;all_to_all:pairwise; network.latency=1us": "policy=thresholds;ring.latency=1us;all_to_all:pairwise;" + network,
+	} {
+		got := KeepNetwork(text, l)
+		if got != want {
+			t.Errorf("%q becomes %q, expected %q", text, got, want)
+		}
+		before, err := ParseTune(text)
+		if err != nil {
+			t.Error(err)
+		}
+		if tune, err := ParseTune(got); err != nil || before.SetsNetwork() || !tune.SetsNetwork() || len(tune.Rules) != len(before.Rules) || tune.Policy != before.Policy {
+			t.Errorf("%q: %+v, %v", got, tune, err)
+		}
+	}
+}

@@ -67,13 +67,13 @@ def simulated(described: dict[str, Any], op: str, nbytes: int) -> dict[str, floa
 def call(op: str, nbytes: int) -> Callable[[], object]:
     """One collective on buffers, or blocks, of so many bytes."""
     ranks, elements = dist.get_world_size(), max(1, nbytes // 4)
-    block, blocks = torch.ones(elements), torch.zeros(ranks * elements)
+    block, blocks, of_all = torch.ones(elements), torch.zeros(ranks * elements), torch.ones(ranks * elements)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(block),
         "broadcast": lambda: dist.broadcast(block, 0),
         "all_gather": lambda: dist.all_gather_into_tensor(blocks, block),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(block, blocks),
-        "all_to_all": lambda: dist.all_to_all_single(blocks, torch.ones(ranks * elements)),
+        "all_to_all": lambda: dist.all_to_all_single(blocks, of_all),
     }
     if op not in calls:
         raise SystemExit(f"between_hosts.py: {op}: expected one of {', '.join(calls)}")

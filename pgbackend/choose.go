@@ -15,12 +15,12 @@ type selectorKey struct {
 	tuningSettings uint64
 	machine, shape string
 	found          probeResult
-	network        networkResult
+	network        networkOctaves
 }
 
 // selector returns the selector of all groups with the same key. They share it because pricing the plans of a large
 // group takes tenths of a second.
-func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult, network networkResult) (*algo.Selector, error) {
+func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult, network networkOctaves) (*algo.Selector, error) {
 	key := selectorKey{w.fingerprint(), machine, fmt.Sprint(shape), found, network}
 	// The lock is held while the selector is made, with the tables of the kinds that have rules, because goroutines that wait
 	// here often need the same one. The other tables are predicted at the first use of a kind, under Group.compiling.
@@ -29,13 +29,9 @@ func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, f
 	if known := p.selectors[key]; known != nil {
 		return known, nil
 	}
-	tune := w.tune
-	if w.file != nil {
-		file, err := w.file.For(w.fileName, machine, shape)
-		if err != nil {
-			return nil, err
-		}
-		tune = tune.Over(file)
+	tune, err := w.forShape(machine, shape)
+	if err != nil {
+		return nil, err
 	}
 	made, err := algo.NewSelector(shape, network.scale(algo.DefaultParams().Scaled(found.scale())), tune)
 	if err != nil {
@@ -54,7 +50,7 @@ func (g *Group) choose() error {
 		return err
 	}
 	if g.apart() {
-		return g.chooseAlgorithms(networkResult{})
+		return g.chooseAlgorithms(networkOctaves{})
 	}
 	return g.chooseForLinks(nil)
 }
@@ -73,7 +69,7 @@ func (g *Group) chooseForLinks(told [][]byte) error {
 }
 
 // chooseAlgorithms sets the selector of the group.
-func (g *Group) chooseAlgorithms(network networkResult) (err error) {
+func (g *Group) chooseAlgorithms(network networkOctaves) (err error) {
 	shape := g.shape()
 	list := make([]probeResult, g.size)
 	for rank, m := range g.members {

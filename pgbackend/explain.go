@@ -69,14 +69,14 @@ type Explanation struct {
 	Links []deviceLinks `json:"device_links,omitempty"`
 }
 
-// probedLinks is what the ranks of a group have measured of the links between hosts. Times are in seconds, the highest of all pairs of hosts, and
-// before they are rounded to parameters. A pair that was not measured counts with the defaults.
+// probedLinks is what the ranks of a group have measured of the links between hosts. Times are in seconds, the highest of the pairs of hosts that
+// were measured, and before they are rounded to parameters.
 type probedLinks struct {
-	Latency  float64 `json:"latency"`
-	Step     float64 `json:"step"`
-	Byte     float64 `json:"byte"`
+	Latency  float64 `json:"latency,omitempty"` // the times are absent if no pair was measured
+	Step     float64 `json:"step,omitempty"`
+	Byte     float64 `json:"byte,omitempty"`
 	Pairs    int     `json:"pairs"`
-	Measured int     `json:"measured"` // pairs
+	Measured int     `json:"measured"` // of these pairs; the defaults stand for the others
 }
 
 // engineCandidate is an engine of an [Explanation], which has the most preferred one first.
@@ -227,7 +227,7 @@ func (p *Process) choicesFor(q Question) (c choices, err error) {
 			found[0] = max(found[0], switching)
 		}
 	}
-	s, err := p.selector(shape, w.machine, w, found, networkResult{})
+	s, err := p.selector(shape, w.machine, w, found, networkOctaves{})
 	if err != nil {
 		return c, err
 	}

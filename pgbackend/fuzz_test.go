@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/algo"
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
@@ -225,6 +227,32 @@ func FuzzDescriptions(f *testing.F) {
 			ranks += len(p.ranks)
 		}
 		require.Equal(t, 2, ranks)
+	})
+}
+
+// Whatever ranks tell of links, parameters come of it that selectors take, and all ranks come to the same.
+func FuzzRecordsOfLinks(f *testing.F) {
+	f.Add([]byte(`[{"host":1,"latency":200000000000,"step":3000000000,"byte":2560000}]`), []byte(`[{"host":2,"latency":1,"step":1,"byte":1}]`), []byte("null"))
+	f.Add([]byte(`[{"host":1},{"host":-1},{"host":1,"byte":1e3}]`), []byte("[{}]"), []byte(`{"host":0}`))
+	f.Fuzz(func(t *testing.T, first, second, third []byte) {
+		var agreed []networkProbe
+		for rank := range 3 {
+			g := &Group{process: &Process{linkProbes: newLinkProbes()}, rank: rank, hosts: [][]int{{0}, {1}, {2}}, members: make([]member, 3)}
+			for of := range g.members {
+				g.members[of].HostSetting = fmt.Sprint(of)
+			}
+			agreed = append(agreed, g.agreeOnLinks([][]byte{first, second, third}))
+			for pair, c := range g.process.linkProbes.known {
+				require.Equal(t, c, c.believed(), "%v", pair)
+			}
+			require.LessOrEqual(t, len(g.process.linkProbes.known), 3)
+		}
+		p := agreed[0]
+		require.Equal(t, p, agreed[1])
+		require.Equal(t, p, agreed[2])
+		require.Equal(t, 3, p.pairs)
+		require.True(t, p.measured >= 0 && p.measured <= 3 && p.worst.measured() == (p.measured > 0), "%+v", p)
+		require.NoError(t, p.octaves.scale(algo.DefaultParams()).Validate())
 	})
 }
 

@@ -524,7 +524,7 @@ func TestLinksBetweenMachines(t *testing.T) {
 
 // The number of processes is not bounded. What a death costs grows with its square (TestFramesOfADeath of internal/verdict).
 func TestManyProcesses(t *testing.T) {
-	size := 66 // more than a word has bits
+	size := 40
 	if testing.Short() {
 		size = 20
 	}

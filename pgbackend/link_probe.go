@@ -1,17 +1,14 @@
 package pgbackend
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"sagecomm/algo"
-	"sagecomm/algo/cost"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/transport/tcp"
 )
@@ -27,93 +24,6 @@ var (
 
 // measureLink measures a link. Tests replace it.
 var measureLink = (*tcp.Link).Probe
-
-// linkCosts is what messages between two hosts cost, in whole femtoseconds. What is 0 was not measured.
-type linkCosts struct {
-	Latency int64 `json:"latency"`
-	Step    int64 `json:"step"`
-	Byte    int64 `json:"byte"`
-}
-
-// Bounds of what is believed, in femtoseconds.
-const (
-	mostOfLink = 1e15 // of a latency or step
-	mostOfByte = 1e12
-	second     = 1e15
-)
-
-// costsOf derives the costs of messages from those of frames. Half a round trip has a latency and the steps of both ends. A step takes a sixth of
-// the round trip at most, so that a latency is left.
-func costsOf(c tcp.Costs) (out linkCosts) {
-	if c.RoundTrip <= 0 {
-		return out
-	}
-	step := cmp.Or(c.Frame, algo.DefaultParams().Network.Step)
-	step = min(step, c.RoundTrip/6)
-	out.Latency = int64((c.RoundTrip/2 - 2*step) * second)
-	if c.Frame > 0 {
-		out.Step = int64(step * second)
-	}
-	out.Byte = int64(c.Byte * second)
-	return out.believed()
-}
-
-// believed returns the costs without what cannot be.
-func (c linkCosts) believed() linkCosts {
-	within := func(x, most int64) int64 {
-		if x < 0 || x > most {
-			return 0
-		}
-		return x
-	}
-	return linkCosts{within(c.Latency, mostOfLink), within(c.Step, mostOfLink), within(c.Byte, mostOfByte)}
-}
-
-func (c linkCosts) complete() bool { return c.Latency > 0 && c.Step > 0 && c.Byte > 0 }
-
-// worst returns the higher costs of two links, one by one.
-func (c linkCosts) worst(of linkCosts) linkCosts {
-	return linkCosts{max(c.Latency, of.Latency), max(c.Step, of.Step), max(c.Byte, of.Byte)}
-}
-
-// link returns the costs in seconds.
-func (c linkCosts) link() cost.Link {
-	return cost.Link{Latency: float64(c.Latency) / second, Step: float64(c.Step) / second, Byte: float64(c.Byte) / second}
-}
-
-// defaultCosts returns what messages between hosts cost if nobody has measured it.
-func defaultCosts() linkCosts {
-	of := func(seconds float64) int64 { return int64(math.Round(seconds * second)) }
-	n := algo.DefaultParams().Network
-	return linkCosts{of(n.Latency), of(n.Step), of(n.Byte)}
-}
-
-// networkResult holds log2(measured/default) of latency, step and byte.
-type networkResult [3]int8
-
-// octavesOf returns the powers of two that are nearest to some costs. It takes single operations on numbers only, since processors may
-// contract several and round differently.
-func octavesOf(c linkCosts) networkResult {
-	of := func(got, usual int64) (octave int8) {
-		value, low := float64(got), float64(usual)/math.Sqrt2
-		high := 2 * low
-		for ; value >= high && octave < mostOctaves; octave++ {
-			value /= 2
-		}
-		for ; value < low && octave > -mostOctaves; octave-- {
-			value *= 2
-		}
-		return octave
-	}
-	usual := defaultCosts()
-	return networkResult{of(c.Latency, usual.Latency), of(c.Step, usual.Step), of(c.Byte, usual.Byte)}
-}
-
-// scale returns the parameters with the costs of messages between hosts that the result says.
-func (r networkResult) scale(p algo.Params) algo.Params {
-	x := func(i int) float64 { return math.Exp2(float64(r[i])) }
-	return p.ScaledNetwork(x(0), x(1), x(2))
-}
 
 // hostPair names the links between two hosts.
 type hostPair struct {
@@ -145,7 +55,8 @@ func (p *linkProbes) of(pair hostPair) (c linkCosts, known bool) {
 	return c, known
 }
 
-// remember keeps costs, unless the pair is known: all groups of the process tell the same. What was tried in vain is not tried again.
+// remember keeps costs, unless the pair is known: all groups of the process tell the same. A pair that was tried in vain is not tried again: it has
+// no costs.
 func (p *linkProbes) remember(pair hostPair, c linkCosts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,7 +71,7 @@ func measures(host, other, hosts int) bool {
 	return ahead < hosts || ahead == hosts && host < other
 }
 
-// probedHost is what a rank tells of the link to a host.
+// probedHost is what a rank tells of the link to a host that was tried.
 type probedHost struct {
 	Host int `json:"host"` // of the group
 	linkCosts
@@ -175,6 +86,9 @@ func (l *linking) probe(ctx context.Context) {
 	l.mu.Unlock()
 	if failed != nil || !g.tuningSettings.probe || g.hosts[self][0] != g.rank {
 		return
+	}
+	if tune, err := g.tuningSettings.forShape(g.members[0].Machine, g.shape()); err != nil || tune.SetsNetwork() {
+		return // nothing depends on what would be measured
 	}
 	known := &g.process.linkProbes
 	select { // another group may measure the same links
@@ -191,15 +105,18 @@ func (l *linking) probe(ctx context.Context) {
 		}
 		pair := g.hostPair(self, host)
 		found, is := known.of(pair)
-		if limit := min(linkProbeLimit, time.Until(deadline)); !is && limit > 0 && ctx.Err() == nil {
+		if !is {
 			lowest := g.hosts[host][0]
-			i := slices.IndexFunc(l.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lowest) })
-			if links[i] != nil {
-				found = costsOf(measureLink(links[i], ctx, limit))
+			link := links[slices.IndexFunc(l.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lowest) })]
+			limit := min(linkProbeLimit, time.Until(deadline))
+			if link == nil || limit <= 0 || ctx.Err() != nil {
+				continue // not tried: a later group does
 			}
-			if ctx.Err() == nil { // nothing but the link has ended the probe
-				known.remember(pair, found)
+			found = costsOf(measureLink(link, ctx, limit))
+			if link.Err() != nil || ctx.Err() != nil {
+				continue // something else than the time has ended the probe
 			}
+			known.remember(pair, found)
 		}
 		l.probed = append(l.probed, probedHost{host, found})
 	}
@@ -220,10 +137,10 @@ func (l *linking) told() []byte {
 
 // networkProbe is what the ranks of a group have agreed on.
 type networkProbe struct {
-	octaves  networkResult
-	worst    linkCosts // of all pairs of hosts; the defaults stand for those that were not measured
-	pairs    int
-	measured int // pairs of which everything was measured
+	octaves  networkOctaves
+	worst    linkCosts // of the pairs that were measured, before they are rounded; 0 if none was
+	pairs    int       // of hosts
+	measured int       // of these pairs; the defaults stand for the others
 }
 
 // agreeOnLinks returns what the costs of links are for the group, from what all ranks have told in the round linked.
@@ -240,27 +157,28 @@ func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 			told[host][one.Host] = one.believed()
 		}
 	}
-	usual := defaultCosts()
+	var used linkCosts
 	for a := range hosts {
 		for b := a + 1; b < hosts; b++ {
 			from, to := a, b
 			if !measures(a, b, hosts) {
 				from, to = b, a
 			}
-			found, was := told[from][to]
-			if was {
+			found, tried := told[from][to]
+			if tried {
 				g.process.linkProbes.remember(g.hostPair(a, b), found)
 			}
 			out.pairs++
-			if found.complete() {
+			if found.measured() {
 				out.measured++
+				out.worst = out.worst.worst(found)
 			} else {
-				found = usual // what took too long is no measure of the rest either
+				found = defaultCosts()
 			}
-			out.worst = out.worst.worst(found)
+			used = used.worst(found)
 		}
 	}
-	out.octaves = octavesOf(out.worst)
+	out.octaves = used.octaves()
 	return out
 }
 
@@ -275,10 +193,16 @@ func (g *Group) probedLinks() *probedLinks {
 
 // describeProbe returns what the group predicts messages between hosts by, for logs.
 func (g *Group) describeProbe() string {
-	settings := algo.NetworkSettings(g.selector.Params().Network, 7)
+	network := g.selector.Params().Network
+	text := "messages between hosts: " + algo.NetworkSettings(network, 7)
 	if g.probed.measured == 0 {
-		return fmt.Sprintf("messages between hosts: %s; not measured", settings)
+		return text + "; not measured"
 	}
-	return fmt.Sprintf("messages between hosts: %s; measured: %s, the highest of %s of hosts, of which %d were measured; SAGECOMM_TUNE=%q keeps these choices",
-		settings, algo.NetworkSettings(g.probed.worst.link(), 3), coll.Count(g.probed.pairs, "pair"), g.probed.measured, settings)
+	others := ""
+	if g.probed.measured < g.probed.pairs {
+		others = "; the others count with the defaults"
+	}
+	return fmt.Sprintf("%s; measured: %s, the highest of %d of %s of hosts%s; SAGECOMM_TUNE=%q keeps these choices",
+		text, algo.NetworkSettings(g.probed.worst.link(), 3), g.probed.measured, coll.Count(g.probed.pairs, "pair"), others,
+		algo.KeepNetwork(g.tuningSettings.text, network))
 }

@@ -2,6 +2,8 @@ package pgbackend
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -23,21 +25,23 @@ func probing(t *testing.T, measure func(l *tcp.Link, ctx context.Context, limit 
 	t.Helper()
 	t.Setenv("SAGECOMM_PROBE", "on")
 	eachAProcess(t)
-	forget := func() {
-		p := &Get().linkProbes
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		clear(p.known)
-	}
-	forget()
+	forgetLinks()
 	real := measureLink
 	if measure != nil {
 		measureLink = measure
 	}
 	t.Cleanup(func() {
 		measureLink = real
-		forget()
+		forgetLinks()
 	})
+}
+
+// forgetLinks forgets what was measured.
+func forgetLinks() {
+	p := &Get().linkProbes
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.known)
 }
 
 // groupOver makes a group over several hosts.
@@ -93,9 +97,10 @@ func TestCostsOfLinks(t *testing.T) {
 		{tcp.Costs{}, linkCosts{}},
 		{tcp.Costs{Frame: 1e-6, Byte: 1e-10}, linkCosts{}}, // nobody has answered
 		{tcp.Costs{RoundTrip: 50e-6, Frame: 5e-6, Byte: 100e-12}, linkCosts{Latency: 15e9, Step: 5e9, Byte: 100_000}},
-		{tcp.Costs{RoundTrip: 60e-6, Frame: 50e-6}, linkCosts{Latency: 10e9, Step: 10e9}}, // a frame that takes too long
-		{tcp.Costs{RoundTrip: 60e-6}, linkCosts{Latency: 24e9}},                           // a default step is taken off
-		{tcp.Costs{RoundTrip: 1e9, Frame: 1, Byte: 1}, linkCosts{Step: 1e15}},             // no link is that slow
+		{tcp.Costs{RoundTrip: 60e-6, Frame: 50e-6, Byte: 1e-12}, linkCosts{Latency: 10e9, Step: 10e9, Byte: 1000}}, // a frame that takes too long
+		{tcp.Costs{RoundTrip: 60e-6, Frame: 5e-6}, linkCosts{}},                                                    // the time was over
+		{tcp.Costs{RoundTrip: 60e-6, Byte: 1e-12}, linkCosts{}},
+		{tcp.Costs{RoundTrip: 1e9, Frame: 1, Byte: 1e-12}, linkCosts{}}, // no link is that slow
 	} {
 		got := costsOf(c.got)
 		require.InDelta(t, c.want.Latency, got.Latency, 2, "%+v", c.got)
@@ -107,12 +112,12 @@ func TestCostsOfLinks(t *testing.T) {
 func TestOctavesOfLinks(t *testing.T) {
 	usual := defaultCosts()
 	require.Equal(t, linkCosts{Latency: 25e9, Step: 3e9, Byte: 320_000}, usual)
-	for ratio, want := range map[float64]int8{1: 0, 1.4: 0, 0.72: 0, 1.42: 1, 0.7: -1, 2: 1, 5.6: 2, 5.7: 3, 1e-4: -mostOctaves, 1e4: mostOctaves} {
+	for ratio, want := range map[float64]int8{1: 0, 3.9: 0, 0.26: 0, 4: 2, 0.25: -2, 0.18: -2, 0.17: -3, 5.6: 2, 5.7: 3, 1e-4: -mostOctaves, 1e4: mostOctaves} {
 		times := func(x int64) int64 { return int64(ratio * float64(x)) }
-		require.Equal(t, networkResult{want, want, want}, octavesOf(linkCosts{times(usual.Latency), times(usual.Step), times(usual.Byte)}), ratio)
+		require.Equal(t, networkOctaves{want, want, want}, linkCosts{times(usual.Latency), times(usual.Step), times(usual.Byte)}.octaves(), ratio)
 	}
 	for _, octave := range []int8{-mostOctaves, 0, mostOctaves} { // all are parameters that the selector takes
-		r := networkResult{octave, octave, octave}
+		r := networkOctaves{octave, octave, octave}
 		require.NoError(t, r.scale(algo.DefaultParams()).Validate())
 		require.Equal(t, cost.Link{Latency: 25e-6 * math.Exp2(float64(octave)), Step: 3e-6 * math.Exp2(float64(octave)), Byte: 320e-12 * math.Exp2(float64(octave))},
 			r.scale(algo.DefaultParams()).Network)
@@ -125,7 +130,7 @@ func TestRanksChooseByTheSlowestLink(t *testing.T) {
 	var links atomic.Int64
 	probing(t, func(*tcp.Link, context.Context, time.Duration) tcp.Costs {
 		n := float64(links.Add(1)) // each measures something else
-		return tcp.Costs{RoundTrip: n * 1e-3, Frame: 1e-6 / n, Byte: n * 1e-9}
+		return tcp.Costs{RoundTrip: n * 1e-3, Frame: 0.5e-6 / n, Byte: n * 1e-9}
 	})
 	w := groupOver(t, "001232", nil)
 	requireAlike(t, w)
@@ -134,13 +139,13 @@ func TestRanksChooseByTheSlowestLink(t *testing.T) {
 	require.Equal(t, 6, probed.pairs)
 	require.Equal(t, 6, probed.measured)
 	require.InDelta(t, 3e12, probed.worst.Latency, 3e9, "half of the round trip of the slowest one")
-	require.InDelta(t, 1e9, probed.worst.Step, 2, "of another link than that")
+	require.InDelta(t, 0.5e9, probed.worst.Step, 2, "of another link than that")
 	require.InDelta(t, 6e6, probed.worst.Byte, 2)
-	require.Equal(t, networkResult{7, -2, 4}, probed.octaves)
+	require.Equal(t, networkOctaves{7, -3, 4}, probed.octaves)
 	require.InEpsilon(t, 5.12e-9, w.groups[0].selector.Params().Network.Byte, 1e-9)
 	text := w.groups[0].describeProbe()
-	require.Contains(t, text, "network.latency=3.2ms;network.step=750ns;network.byte=5.12ns")
-	require.Contains(t, text, "the highest of 6 pairs of hosts")
+	require.Contains(t, text, "network.latency=3.2ms;network.step=375ns;network.byte=5.12ns")
+	require.Contains(t, text, "the highest of 6 of 6 pairs of hosts;")
 
 	t.Setenv("SAGECOMM_PROBE", "off")
 	usual := groupOver(t, "001232", nil)
@@ -165,12 +170,18 @@ func TestLinksThatAreNotMeasured(t *testing.T) {
 		links.Add(1)
 		return tcp.Costs{RoundTrip: 1e-3, Frame: 20e-6, Byte: 5e-9}
 	})
-	w := groupOver(t, "01", options{"tune": "network.latency=1us;network.byte=1ns"})
+	step := options{"tune_file": tuningFile(t, algo.Entry{Machine: Machine(), Params: map[string]string{"network.step": "7us"}})}
+	step["tune"] = "network.latency=1us;all_to_all:pairwise;network.byte=1ns"
+	all := groupOver(t, "01", step)
+	requireAlike(t, all)
+	require.Zero(t, links.Load(), "nothing depends on the links")
+	require.Equal(t, cost.Link{Latency: 1e-6, Step: 7e-6, Byte: 1e-9}, all.groups[1].selector.Params().Network)
+	w := groupOver(t, "01", options{"tune": "network.latency=1us;all_to_all:pairwise;network.byte=1ns"})
 	requireAlike(t, w)
 	require.EqualValues(t, 1, links.Load())
 	require.Equal(t, cost.Link{Latency: 1e-6, Step: 24e-6, Byte: 1e-9}, w.groups[0].selector.Params().Network)
-	file := tuningFile(t, algo.Entry{Machine: Machine(), Params: map[string]string{"network.step": "7us"}})
-	w = groupOver(t, "01", options{"tune_file": file})
+	require.Contains(t, w.groups[0].describeProbe(), `SAGECOMM_TUNE="all_to_all:pairwise;network.latency=1us;network.step=24us;network.byte=1ns" keeps`)
+	w = groupOver(t, "01", options{"tune_file": step["tune_file"]})
 	require.InEpsilon(t, 7e-6, w.groups[0].selector.Params().Network.Step, 1e-9)
 
 	t.Setenv("SAGECOMM_PROBE", "off")
@@ -182,7 +193,10 @@ func TestLinksThatAreNotMeasured(t *testing.T) {
 		}
 		return nil
 	})
-	require.Contains(t, w.groups[0].describeProbe(), "not measured")
+	require.Contains(t, w.groups[0].describeProbe(), "network.latency=25us;network.step=3us;network.byte=320ps; not measured")
+	text, err := json.Marshal(w.groups[0].probedLinks())
+	require.NoError(t, err)
+	require.JSONEq(t, `{"pairs": 1, "measured": 0}`, string(text), "nothing is said to be measured")
 	t.Setenv("SAGECOMM_PROBE", "on")
 	groupOver(t, "00", nil) // on one host
 	require.EqualValues(t, 1, links.Load())
@@ -200,7 +214,7 @@ func TestLinksAreMeasured(t *testing.T) {
 		p := w.groups[3].probed
 		require.Equal(t, 3, p.pairs)
 		require.Equal(t, 3, p.measured)
-		require.True(t, p.worst.complete())
+		require.True(t, p.worst.measured())
 	}
 	require.Len(t, Get().linkProbes.known, 6)
 }
@@ -218,13 +232,46 @@ func TestProbeWithoutAnswers(t *testing.T) {
 		}
 		return tcp.Costs{RoundTrip: 1e-6, Frame: 1e-7, Byte: 1e-12}
 	})
-	w := groupOver(t, "012", nil)
+	of := linkCosts{Latency: 300e6, Step: 100e6, Byte: 1000}
+	for range 2 {
+		w := groupOver(t, "012", nil)
+		requireAlike(t, w)
+		require.EqualValues(t, 3, links.Load())
+		got := w.groups[0].probed
+		require.InDelta(t, of.Latency, got.worst.Latency, 2, "of a pair that was measured, and not the default")
+		got.worst = of
+		require.Equal(t, networkProbe{worst: of, pairs: 3, measured: 2}, got, "by the default of the pair that was not")
+		require.Contains(t, w.groups[0].describeProbe(), "the highest of 2 of 3 pairs of hosts; the others count with the defaults")
+	}
+}
+
+// Pairs for which no time was left were not tried: this group takes the defaults, and a later one measures them.
+func TestPairsOfHostsThatWereNotTriedAreTriedLater(t *testing.T) {
+	var links atomic.Int64
+	var slow atomic.Bool
+	probing(t, func(_ *tcp.Link, _ context.Context, limit time.Duration) tcp.Costs {
+		links.Add(1)
+		if slow.Load() {
+			<-time.After(limit)
+		}
+		return tcp.Costs{RoundTrip: 1e-3, Frame: 1e-6, Byte: 1e-12}
+	})
+	before := linkProbesLimit
+	defer func() { linkProbesLimit = before }()
+	linkProbesLimit = linkProbeLimit // a process that is to measure two links has time for the first one
+	slow.Store(true)
+	w := groupOver(t, "0123", nil)
 	requireAlike(t, w)
-	require.Equal(t, networkProbe{worst: defaultCosts(), pairs: 3, measured: 2}, w.groups[0].probed)
-	w = groupOver(t, "012", nil)
+	first := w.groups[0].probed
+	require.Less(t, first.measured, first.pairs)
+	require.EqualValues(t, links.Load(), first.measured)
+	require.Len(t, Get().linkProbes.known, first.measured)
+	slow.Store(false)
+	linkProbesLimit = opTimeout
+	w = groupOver(t, "0123", nil)
 	requireAlike(t, w)
-	require.EqualValues(t, 3, links.Load())
-	require.Equal(t, networkProbe{worst: defaultCosts(), pairs: 3, measured: 2}, w.groups[0].probed)
+	require.EqualValues(t, 6, links.Load())
+	require.Equal(t, 6, w.groups[0].probed.measured)
 }
 
 // A link that is lost while links are measured fails the group as at any other time, and the probe of another link ends at once.
@@ -258,9 +305,22 @@ func TestLinkLostWhileItIsProbed(t *testing.T) {
 	require.Error(t, errs[2])
 }
 
+// A link that is lost while it is measured says nothing about the network: nothing is told or remembered of it.
+func TestCostsOfALostLinkAreForgotten(t *testing.T) {
+	probing(t, func(l *tcp.Link, _ context.Context, _ time.Duration) tcp.Costs {
+		l.Break(errors.New("lost in a test"))
+		return tcp.Costs{RoundTrip: 1e-3, Frame: 1e-6, Byte: 1e-12}
+	})
+	_, errs := tryWorld(t, 2, opTimeout, onHosts("01"))
+	for rank, err := range errs {
+		require.Error(t, err, rank)
+	}
+	require.Empty(t, Get().linkProbes.known)
+}
+
 // What ranks tell of links may be anything.
 func TestRecordsOfLinksThatNoRankWrites(t *testing.T) {
-	good := `[{"host":1,"latency":50000000000,"step":3000000000,"byte":640000}]`
+	good := `[{"host":1,"latency":200000000000,"step":3000000000,"byte":2560000}]`
 	g := &Group{process: &Process{linkProbes: newLinkProbes()}, hosts: [][]int{{0, 1}, {2}}, members: make([]member, 3)}
 	for rank := range g.members {
 		g.members[rank].HostSetting = fmt.Sprint(rank / 2)
@@ -272,16 +332,16 @@ func TestRecordsOfLinksThatNoRankWrites(t *testing.T) {
 		}
 		return g.agreeOnLinks(all)
 	}
-	usual := networkProbe{worst: defaultCosts(), pairs: 1}
+	usual := networkProbe{pairs: 1}
 	for _, bad := range []string{"", "{", "null", "[1]", `[{"host":7,"latency":5}]`, `[{"host":-1}]`, strings.Replace(good, "step", "stop", 1), strings.Replace(good, `"host":1`, `"host":0`, 1), strings.ReplaceAll(good, ":", ":-"),
 		`[{"host":1,"latency":9000000000000000000,"step":9000000000000000000,"byte":9000000000000000000}]`} {
 		require.Equal(t, usual, told(bad, "", ""), bad)
 	}
 	require.Equal(t, usual, told("", good, good), "of ranks that do not measure it")
 	for _, c := range g.process.linkProbes.known {
-		require.False(t, c.complete())
+		require.False(t, c.measured())
 	}
 	clear(g.process.linkProbes.known)
-	require.Equal(t, networkProbe{networkResult{1, 0, 1}, linkCosts{50e9, 3e9, 640_000}, 1, 1}, told(good, "", ""))
+	require.Equal(t, networkProbe{networkOctaves{3, 0, 3}, linkCosts{200e9, 3e9, 2_560_000}, 1, 1}, told(good, "", ""))
 	require.Len(t, g.process.linkProbes.known, 1)
 }

@@ -46,12 +46,17 @@ func (p *Process) probe(ranks int) probeResult {
 // varied from 0.28 to 3.8 times its median, and a byte taken from another core from 0.8 to 3.2 times.
 const same = 4
 
-// octaves returns log2(got/usual), rounded; 0 for what counts as the same or was not measured.
-func octaves(got, usual float64) int8 {
-	if got <= 0 || got < same*usual && got > usual/same {
+// octaves returns log2(got/by), rounded; 0 for what counts as the same or was not measured. It is equal on all processors,
+// because each operation on numbers stands alone: processors may contract several, and then round otherwise.
+func octaves(got, by float64) int8 {
+	if got <= 0 || got < same*by && got > by/same {
 		return 0
 	}
-	return int8(math.Round(math.Log2(got / usual)))
+	fraction, power := math.Frexp(got / by)
+	if fraction < math.Sqrt2/2 { // from 1/2 to 1
+		power--
+	}
+	return int8(max(-mostOctaves, min(mostOctaves, power)))
 }
 
 // mostOctaves bounds a probe result: machines differ by less, so a larger value is a mistake.

@@ -43,6 +43,15 @@ func readTuningSettings(s *env.Settings) (w tuningSettings, err error) {
 	return w, nil
 }
 
+// forShape returns what is set for groups of a shape whose rank 0 is on a machine of that name.
+func (w tuningSettings) forShape(machine string, shape algo.Shape) (algo.Tune, error) {
+	if w.file == nil {
+		return w.tune, nil
+	}
+	file, err := w.file.For(w.fileName, machine, shape)
+	return w.tune.Over(file), err
+}
+
 // longestTuning bounds the bytes of a tuning file: entries for all machines of a data centre take less.
 const longestTuning = 16 << 20
 

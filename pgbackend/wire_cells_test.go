@@ -81,6 +81,9 @@ var (
 	wireSizes   = []int{8, 24 << 10, 300 << 10, 3 << 20} // short; above the direct path; several messages; long ones
 )
 
+// probingMoment is a moment of TestWireWhileLinksAreProbed only: other groups do not probe.
+const probingMoment = "probing"
+
 const (
 	noOperation = "none"
 	wireP2P     = "p2p"
@@ -171,6 +174,8 @@ func (c wireCell) draw(random *rand.Rand, ends [2]int) wireFault {
 	case "making":
 		f.index, f.skip = random.IntN(2), random.IntN(85)
 		f.part = "byte"
+	case probingMoment:
+		f.index, f.skip = 1, 151+random.IntN(2000) // behind any handshake; all answers to a probe are more
 	case "running":
 		f.skip = random.IntN(64 + min(c.size, 1<<20)/2)
 		if c.fault == "damaged_payload" || c.fault == "replay" {

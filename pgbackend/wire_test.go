@@ -79,6 +79,32 @@ func TestWire(t *testing.T) {
 	t.Errorf("goroutines and descriptors: %v before, %v after: %v\n%s", before, after, descriptors(t), stacks[:runtime.Stack(stacks, true)])
 }
 
+// Faults of a link while it is measured are faults of a link: all ranks make the group, or none does. How long a probe takes is not bounded here, so
+// the fault always happens before the group is made.
+func TestWireWhileLinksAreProbed(t *testing.T) {
+	probing(t, nil)
+	each, all, realRest := linkProbeLimit, linkProbesLimit, networkRest
+	linkProbeLimit, linkProbesLimit, networkRest = opTimeout, opTimeout, time.Millisecond
+	defer func() { linkProbeLimit, linkProbesLimit, networkRest = each, all, realRest }()
+	networkName = func(g *Group) string { return fmt.Sprint(g.name, " ", g.rank) } // probing puts the real one back
+	authority := newCertificates(t)
+	secure := make([]options, len(wireHosts))
+	for rank := range secure {
+		secure[rank] = authority.options(t, time.Now().Add(time.Hour))
+	}
+	faults := []string{"reset", "truncate", "stall", "fragments", "damaged_header", "replay"}
+	if testing.Short() {
+		faults = faults[:4] // the others may take seconds
+	}
+	for _, fault := range faults {
+		for _, tls := range []bool{false, true} {
+			c := wireCell{noOperation, wireSizes[0], fault, probingMoment, tls}
+			t.Run(c.String(), func(t *testing.T) { runWireCell(t, c, rand.Uint64(), secure) })
+			forgetLinks()
+		}
+	}
+}
+
 // Each fault, moment, operation and size has cells.
 func TestWireIsWhole(t *testing.T) {
 	list, left := wireCells()
@@ -160,6 +186,9 @@ func runWireCell(t *testing.T, c wireCell, seed uint64, secure []options) {
 	switch c.moment {
 	case "making":
 		x.playMaking()
+	case probingMoment:
+		x.playMaking()
+		require.True(t, x.hasStruck(), "the fault did not happen")
 	case "leaving":
 		x.playLeaving()
 	default:

@@ -301,7 +301,7 @@ func TestEveryMemberLearnsOfLostLinks(t *testing.T) {
 
 // A member that dies costs frames in proportion to the square of the number of members.
 func TestFramesOfADeath(t *testing.T) {
-	for _, members := range []int{4, 16, 64} {
+	for _, members := range []int{4, 16, 70} {
 		n := newNet(t, 1, members)
 		n.dead[0], n.quiet = true, true
 		for k := range n.m {

@@ -250,8 +250,13 @@ def test_it_shows_what_messages_between_hosts_cost():
     used = "Between hosts a message is taken to cost: latency 7 us, step 3 us, 320 ps a byte"
     assert f"{used}; not measured" in programs.command(*asked).said.splitlines()
     probed = {"latency": 6.5e-6, "step": 2e-6, "byte": 1.5e-10, "pairs": 3, "measured": 2}
-    said = _explain.text(answer | {"probed_links": probed}).splitlines()
-    assert said[said.index(used) + 1] == (
-        "Measured, the highest of 2 of 3 pairs of hosts: latency 6.5 us, step 2 us, 150 ps a byte"
-    )
+    costs = "latency 6.5 us, step 2 us, 150 ps a byte"
+    for measured, said in {
+        2: f"Measured, the highest of 2 of 3 pairs of hosts: {costs}; the others count with the defaults",
+        3: f"Measured, the highest of 3 of 3 pairs of hosts: {costs}",
+    }.items():
+        lines = _explain.text(answer | {"probed_links": probed | {"measured": measured}}).splitlines()
+        assert lines[lines.index(used) + 1] == said
+    nothing = {"probed_links": {"pairs": 3, "measured": 0}}
+    assert f"{used}; not measured" in _explain.text(answer | nothing).splitlines()
     assert "Between hosts" not in programs.command("explain", "all_reduce", "--ranks", "4").said

@@ -28,16 +28,16 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         `steps` and `bytes` of the rank that has most, `even` (it needs blocks of equal length), `chosen`, `forced` (by
         a rule), and `why` in words; `table`: what is chosen for which lengths, in the grammar of SAGECOMM_TUNE; `op`,
         `bytes`, `ranks`, `hosts`; `parameters` of the prediction, in seconds, by their names in SAGECOMM_TUNE. Where
-        the group is on several hosts, `probed_links`: what its ranks have measured of the links between hosts, before
-        it was rounded, as `latency`, `step` and `byte` in seconds, the highest of all `pairs` of hosts, of which so
-        many were `measured`. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share collectives, in
-        words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one first, with `engine`,
-        `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where there are several ranks:
-        what the ranks told each other of the links between their devices when the group was made, one for each class of
-        links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and as expectations `latency` in
-        seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and `device_table` are what `candidates`
-        and `table` are, for slots in the memory of the devices; for a rooted collective those of root 0. All ranks of a
-        group get the same answer.
+        the group is on several hosts, `probed_links`: of how many `pairs` of hosts how many were `measured`, and if any
+        were, the highest of what was measured, before it was rounded, as `latency`, `step` and `byte` in seconds; the
+        other pairs count with the defaults. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share
+        collectives, in words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
+        first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where
+        there are several ranks: what the ranks told each other of the links between their devices when the group was
+        made, one for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and
+        as expectations `latency` in seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and
+        `device_table` are what `candidates` and `table` are, for slots in the memory of the devices; for a rooted
+        collective those of root 0. All ranks of a group get the same answer.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
@@ -93,7 +93,8 @@ def _between_hosts(answer: dict[str, Any]) -> list[str]:
     if probed is None or not probed["measured"]:
         return [f"{lines[0]}; not measured"]
     of = f"{probed['measured']} of {many(probed['pairs'], 'pair')} of hosts"
-    return [*lines, f"Measured, the highest of {of}: {_message(probed)}"]
+    others = "; the others count with the defaults" if probed["measured"] < probed["pairs"] else ""
+    return [*lines, f"Measured, the highest of {of}: {_message(probed)}{others}"]
 
 
 def _message(costs: dict[str, float]) -> str:

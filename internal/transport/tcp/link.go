@@ -302,7 +302,7 @@ func (l *Link) PollData() (came bool) {
 		switch {
 		case came || !busy:
 		case c.plain: // the other one may need this processor
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			yieldProcessor()
 		default: // a goroutine is to read and another one to write
 			runtime.Gosched()
 		}

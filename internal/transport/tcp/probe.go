@@ -21,17 +21,20 @@ type Costs struct {
 }
 
 const (
-	probed       = 1                      // the connection
-	probeBytes   = 64 << 10               // of a long payload
-	roundTrips   = 40                     // that are tried
-	frameBursts  = 5                      // that are tried,
-	burstFrames  = 32                     // and the frames of each
-	longEnough   = time.Millisecond       // for a burst of payloads
-	probeEagerly = 500 * time.Microsecond // how long a goroutine looks for what comes behind a PROBE before it sleeps
+	probeConn     = 1                      // the connection on which PROBE and ECHO are sent
+	probeBytes    = 64 << 10               // of a long payload
+	probeTrips    = 40                     // round trips that are tried
+	probeBursts   = 5                      // bursts of frames that are tried,
+	burstFrames   = 32                     // and the frames of each
+	longestBurst  = time.Millisecond       // no burst of more payloads is tried behind one that takes as long
+	eagerFor      = 500 * time.Microsecond // how long a goroutine looks for what comes behind a numbered PROBE before it sleeps,
+	eagerAtMost   = 200 * time.Millisecond // and how long in all on one connection, whatever the other process sends
+	turnsOnOneCPU = 16                     // of who measures, until the network is looked at: see prober.giveWay
 )
 
-// payloads are the numbers of long payloads in bursts that are tried. Shorter ones come first, because a slow network takes long for a long one.
-var payloads = [...]int{1, 4, 16, 32}
+// probePayloads are the numbers of long payloads in bursts that are tried. Shorter ones come first, because a slow network takes long for a
+// long one.
+var probePayloads = [...]int{1, 4, 16, 32}
 
 // probes is what a connection knows of PROBE and ECHO.
 type probes struct {
@@ -39,10 +42,35 @@ type probes struct {
 	asked   atomic.Uint64 // the last number of this process,
 	echoed  atomic.Uint64 // and the highest one that was answered
 
-	came      uint64       // the last number of the other process; under the lock of receiving
-	at        atomic.Int64 // when its last PROBE came, on the link's clock
-	owed      atomic.Uint64
-	answering atomic.Bool // somebody sends ECHO
+	came  uint64        // the last number of the other process,
+	eager time.Duration // and how long this one may have looked eagerly for what came behind it; both under the lock of receiving
+	at    atomic.Int64  // when its last numbered PROBE came, on the link's clock; not set any more when eager has reached its bound
+
+	owed      atomic.Uint64 // the number that the next ECHO has
+	answered  atomic.Uint64 // the number of the last ECHO; set by who has set answering
+	answering atomic.Bool   // somebody sends ECHO
+}
+
+// mustAnswer reports whether the caller is to send ECHO. It sets answering then.
+func (p *probes) mustAnswer() bool {
+	for p.owed.Load() > p.answered.Load() {
+		if !p.answering.CompareAndSwap(false, true) {
+			return false // who answers looks at what is owed once more
+		}
+		// Between the two looks somebody else may have answered. A number must not be answered twice.
+		if p.owed.Load() > p.answered.Load() {
+			return true
+		}
+		p.answering.Store(false)
+	}
+	return false
+}
+
+// hasAnswered notes that ECHO was sent.
+// Requires: mustAnswer has returned true.
+func (p *probes) hasAnswered(number uint64) {
+	p.answered.Store(number)
+	p.answering.Store(false)
 }
 
 // ofLink reports whether frames of a kind are of the link itself, and not for its receiver.
@@ -58,7 +86,6 @@ func (c *conn) acceptProbe(h *Header) error {
 	case h.Kind == Echo:
 		return nil
 	case h.Number == 0:
-		p.at.Store(c.link.now())
 		return ErrDrop
 	case h.Number != p.came+1 || h.Bytes > 0:
 		return fmt.Errorf("%w: %v of number %d with %d bytes, after number %d", errHeader, h.Kind, h.Number, h.Bytes, p.came)
@@ -75,40 +102,46 @@ func (c *conn) takeProbe(h *Header) {
 		return
 	}
 	p.came = h.Number
-	p.at.Store(c.link.now())
+	if now := c.link.now(); p.eager < eagerAtMost {
+		p.eager += min(eagerFor, time.Duration(now-p.at.Load()))
+		p.at.Store(now)
+	}
 	p.owed.Store(h.Number)
-	if !p.answering.CompareAndSwap(false, true) {
-		return // who answers looks at what is owed once more
+	if !p.mustAnswer() {
+		return
 	}
 	taken, err := c.link.TrySend(c.index, &Header{Kind: Echo, Number: h.Number})
 	if taken {
 		c.flushRest()
 	}
 	if taken || err != nil {
-		p.answering.Store(false)
+		p.hasAnswered(h.Number)
 		return
 	}
 	c.link.spawn(c.answer) // the connection takes nothing now, and who reads must not wait
 }
 
 // answer sends ECHO for what is owed. It may wait.
-// Requires: answering was false and was set.
+// Requires: mustAnswer has returned true.
 func (c *conn) answer() {
-	p := &c.probes
-	for {
-		number := p.owed.Load()
-		err := c.link.Send(c.index, &Header{Kind: Echo, Number: number})
-		p.answering.Store(false)
-		if err != nil || p.owed.Load() == number || !p.answering.CompareAndSwap(false, true) {
-			return
-		}
+	for c.answerOnce() && c.probes.mustAnswer() {
 	}
 }
 
-// looksEagerly reports whether the goroutine that reads is to look again instead of sleeping, because it is being probed. It gives the processor away.
+// answerOnce sends one ECHO. It reports whether the link takes more.
+// Requires: mustAnswer has returned true.
+func (c *conn) answerOnce() bool {
+	number := c.probes.owed.Load()
+	err := c.link.Send(c.index, &Header{Kind: Echo, Number: number})
+	c.probes.hasAnswered(number)
+	return err == nil
+}
+
+// looksEagerly gives way, and reports whether the goroutine that reads is to look again instead of sleeping: because it is being probed, no thread
+// polls, and it does not keep the only processor from the network.
 func (c *conn) looksEagerly() bool {
 	at := c.probes.at.Load()
-	if at == 0 || time.Duration(c.link.now()-at) >= probeEagerly {
+	if at == 0 || time.Duration(c.link.now()-at) >= eagerFor || c.calmers.Load() > 0 || oneCPU() {
 		return false
 	}
 	giveWay()
@@ -118,19 +151,27 @@ func (c *conn) looksEagerly() bool {
 // giveWay lets other goroutines and other processes run.
 func giveWay() {
 	runtime.Gosched()
-	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	yieldProcessor()
 }
+
+// oneCPU reports whether Go runs one goroutine at a time.
+func oneCPU() bool { return runtime.GOMAXPROCS(0) == 1 }
+
+// yieldProcessor lets other processes run.
+func yieldProcessor() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // Probe measures what the link costs, for a time at most. It polls as a thread does that waits in an operation, and waits for nothing else. It ends
 // early when the link is lost or the context is done.
 func (l *Link) Probe(ctx context.Context, limit time.Duration) (found Costs) {
-	c := l.conns[probed]
+	c := l.conns[probeConn]
 	if !c.probes.probing.TryLock() {
 		return found
 	}
 	defer c.probes.probing.Unlock()
-	l.Calm(true)
-	defer l.Calm(false)
+	if !oneCPU() { // there the answer is to end a sleep of prober.giveWay
+		l.Calm(true)
+		defer l.Calm(false)
+	}
 	began := time.Now()
 	p := prober{c: c, ctx: ctx}
 	until := func(part time.Duration) { p.deadline = began.Add(part) }
@@ -141,23 +182,33 @@ func (l *Link) Probe(ctx context.Context, limit time.Duration) (found Costs) {
 		return found
 	}
 	until(limit / 8)
-	if again, ok := p.least(roundTrips-1, 0, nil); ok {
+	again, ok := p.least(probeTrips-1, 0, nil)
+	if ok {
 		trip = min(trip, again)
 	}
-	found.RoundTrip = trip.Seconds()
 	until(limit / 4)
-	if took, ok := p.least(frameBursts, burstFrames, nil); ok {
-		found.Frame = max(took-trip, time.Nanosecond).Seconds() / burstFrames
+	took, ok := p.least(probeBursts, burstFrames, nil)
+	for ok && took <= trip { // a burst has a round trip in it, so others had the processors in all round trips so far
+		if again, ok = p.least(probeTrips, 0, nil); ok {
+			trip = min(trip, again)
+			took, ok = p.least(probeBursts, burstFrames, nil)
+		}
+	}
+	found.RoundTrip = trip.Seconds()
+	if ok {
+		found.Frame = (took - trip).Seconds() / burstFrames
 	}
 	until(limit)
 	payload := make([]byte, probeBytes)
-	for _, n := range payloads {
+	for _, n := range probePayloads {
 		took, ok := p.least(2, n, payload)
 		if !ok {
 			break
 		}
-		found.Byte = max(took-trip, time.Nanosecond).Seconds() / float64(n*probeBytes)
-		if took >= longEnough {
+		if took > trip {
+			found.Byte = (took - trip).Seconds() / float64(n*probeBytes)
+		}
+		if took >= longestBurst {
 			break
 		}
 	}
@@ -169,6 +220,7 @@ type prober struct {
 	c        *conn
 	ctx      context.Context
 	deadline time.Time
+	turns    int // in which nothing had come
 }
 
 // least returns the shortest time of some bursts, as many as there is time for. It reports false if that was none.
@@ -207,7 +259,6 @@ func (p *prober) burst(frames int, payload []byte) (took time.Duration, answered
 		if !p.goesOn() {
 			return 0, false
 		}
-		giveWay()
 	}
 	return time.Since(began), true
 }
@@ -222,12 +273,23 @@ func (p *prober) send(number uint64, payload [][]byte) bool {
 		if !p.goesOn() {
 			return false
 		}
-		giveWay()
 	}
 }
 
-// goesOn reads what has come and sends what is left of a frame, and reports whether there is time for more.
+// giveWay lets others run. Where Go has one processor, Gosched leads to other goroutines that can run and never to the network, which nobody would
+// look at for 10 ms and more. So every few turns who measures sleeps there, until something has come on any connection, or 1 ms.
+func (p *prober) giveWay() {
+	if p.turns++; p.turns%turnsOnOneCPU == 0 && oneCPU() {
+		time.Sleep(time.Microsecond)
+		return
+	}
+	giveWay()
+}
+
+// goesOn reads what has come and sends what is left of a frame, gives way where nothing has come, and reports whether there is time for more.
 func (p *prober) goesOn() bool {
-	p.c.link.PollData()
+	if !p.c.link.PollData() {
+		p.giveWay()
+	}
 	return p.c.link.Err() == nil && p.ctx.Err() == nil && time.Now().Before(p.deadline)
 }

@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,9 @@ func TestProbe(t *testing.T) {
 				for _, one := range []*Link{l, back} {
 					all.Go(func() {
 						c := one.Probe(t.Context(), soon)
+						for began := time.Now(); (c.Frame == 0 || c.Byte == 0) && time.Since(began) < soon; { // the other one's bursts were before each answer
+							c = one.Probe(t.Context(), soon)
+						}
 						if c.RoundTrip <= 0 || c.RoundTrip > soon.Seconds() || c.Frame <= 0 || c.Frame > 1 || c.Byte < 1e-15 || c.Byte > 1e-3 {
 							t.Errorf("%+v", c)
 						}
@@ -47,9 +51,37 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+// Three processes that have one processor together measure each other: one after the other, and at the same time, so that each answers while it
+// measures. Then their goroutines may keep each other from the network until the time is over.
+func TestProbesOnOneCPU(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for name, change := range map[string]func(*Config){"plain": nil, "TLS": secure(newAuthority(t).settings(t))} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			ends := []*end{newEnd(t, change), newEnd(t, change), newEnd(t, change)}
+			links := make([]*Link, len(ends))
+			for i, of := range ends {
+				links[i] = of.linkTo(t, ends[(i+1)%3])
+				c := links[i].Probe(t.Context(), soon)
+				require.True(t, c.RoundTrip > 0 && c.Frame > 0 && c.Byte > 0, "process %d: %+v", i, c)
+			}
+			var all sync.WaitGroup
+			began := time.Now()
+			for _, l := range links {
+				all.Go(func() { l.Probe(t.Context(), 100*time.Millisecond) })
+			}
+			all.Wait()
+			require.Less(t, time.Since(began), soon)
+			for _, l := range links {
+				require.NoError(t, l.Err())
+			}
+		})
+	}
+}
+
 // hold keeps a process from reading the connection that is probed, as one that is stopped. It returns what lets it go on.
 func (l *Link) hold() (release func()) {
-	r := &l.conns[probed].receiving
+	r := &l.conns[probeConn].receiving
 	r.Lock()
 	return r.Unlock
 }
@@ -62,7 +94,7 @@ func TestProbeOfAStoppedProcess(t *testing.T) {
 	for range 2 {
 		release := back.hold()
 		require.Zero(t, l.Probe(t.Context(), 100*time.Millisecond))
-		p := prober{c: l.conns[probed], ctx: t.Context(), deadline: time.Now().Add(100 * time.Millisecond)}
+		p := prober{c: l.conns[probeConn], ctx: t.Context(), deadline: time.Now().Add(100 * time.Millisecond)}
 		_, answered := p.burst(1000, make([]byte, probeBytes)) // more than the connection holds
 		require.False(t, answered)
 		release()
@@ -84,15 +116,20 @@ func TestProbeEnds(t *testing.T) {
 		_, _, l, back := probedLink(t, nil)
 		release := back.hold()
 		ctx, cancel := context.WithCancel(t.Context())
-		p := prober{c: l.conns[probed], ctx: ctx, deadline: time.Now().Add(time.Hour)}
-		over := make(chan bool)
+		p := prober{c: l.conns[probeConn], ctx: ctx, deadline: time.Now().Add(time.Hour)}
+		over := make(chan bool, 1)
 		go func() {
 			_, answered := p.burst(0, nil)
 			over <- answered
 		}()
-		require.Eventually(t, func() bool { return l.conns[probed].probes.asked.Load() > 0 }, soon, time.Millisecond)
+		require.Eventually(t, func() bool { return l.conns[probeConn].probes.asked.Load() > 0 }, soon, time.Millisecond)
 		end(l, cancel)
-		require.False(t, <-over, name)
+		select {
+		case answered := <-over:
+			require.False(t, answered, name)
+		case <-time.After(soon):
+			t.Fatalf("the probe of a link does not end with %s", name)
+		}
 		cancel()
 		release()
 	}
@@ -102,13 +139,13 @@ func TestProbeEnds(t *testing.T) {
 func TestAnswersThatWait(t *testing.T) {
 	noLeaks(t)
 	_, _, l, back := probedLink(t, nil)
-	ask, answers := &l.conns[probed].probes, &back.conns[probed].probes
-	sending := &back.conns[probed].sending
+	ask, answers := &l.conns[probeConn].probes, &back.conns[probeConn].probes
+	sending := &back.conns[probeConn].sending
 	sending.Lock()
 	const asked = 1000
 	ask.asked.Store(asked)
 	for n := range uint64(asked) {
-		require.NoError(t, l.Send(probed, &Header{Kind: Probe, Number: n + 1}))
+		require.NoError(t, l.Send(probeConn, &Header{Kind: Probe, Number: n + 1}))
 	}
 	require.Eventually(t, func() bool { return answers.owed.Load() == asked }, soon, time.Millisecond)
 	require.True(t, answers.answering.Load())
@@ -117,6 +154,69 @@ func TestAnswersThatWait(t *testing.T) {
 	require.Eventually(t, func() bool { return !answers.answering.Load() }, soon, time.Millisecond)
 	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip, "it begins behind these numbers")
 	require.NoError(t, l.Err())
+}
+
+// Where a process is asked once more, and has answered, between the two looks at what is owed, nothing is answered twice: that would end the link.
+func TestAnswersThatAreOvertaken(t *testing.T) {
+	noLeaks(t)
+	_, _, l, back := probedLink(t, nil)
+	ask, c := &l.conns[probeConn].probes, back.conns[probeConn]
+	answered := func(n uint64) func() bool { return func() bool { return ask.echoed.Load() == n } }
+	ask.asked.Store(2)
+	require.True(t, c.probes.answering.CompareAndSwap(false, true), "as the goroutine that answers does")
+	require.NoError(t, l.Send(probeConn, &Header{Kind: Probe, Number: 1}))
+	require.Eventually(t, func() bool { return c.probes.owed.Load() == 1 }, soon, time.Millisecond)
+	require.True(t, c.answerOnce())
+	require.NoError(t, l.Send(probeConn, &Header{Kind: Probe, Number: 2}))
+	require.Eventually(t, answered(2), soon, time.Millisecond, "who reads answers")
+	require.Eventually(t, func() bool { return !c.probes.answering.Load() }, soon, time.Millisecond)
+	require.False(t, c.probes.mustAnswer())
+	require.False(t, c.probes.answering.Load())
+	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip)
+	require.NoError(t, l.Err())
+}
+
+// A process looks eagerly only for what comes behind a PROBE with a number, only while no thread polls, and for a bounded time in all.
+func TestEagerReadingIsBounded(t *testing.T) {
+	noLeaks(t)
+	_, b, l, back := probedLink(t, nil)
+	c := back.conns[probeConn]
+	require.NoError(t, l.Send(probeConn, &Header{Kind: Probe}, make([]byte, 100)))
+	require.NoError(t, l.Send(probeConn, message(1)))
+	b.await(t, 1)
+	require.Zero(t, c.probes.at.Load())
+
+	back.Calm(true)
+	c.probes.at.Store(c.link.now() + int64(time.Hour))
+	require.False(t, c.looksEagerly())
+	c.probes.at.Store(0)
+	back.Calm(false)
+
+	spent := func() time.Duration {
+		c.receiving.Lock()
+		defer c.receiving.Unlock()
+		return c.probes.eager
+	}
+	p := prober{c: l.conns[probeConn], ctx: t.Context(), deadline: time.Now().Add(soon)}
+	for spent() < eagerAtMost {
+		before := spent()
+		_, answered := p.burst(0, nil)
+		require.True(t, answered)
+		require.LessOrEqual(t, spent()-before, eagerFor)
+		require.Greater(t, spent(), before)
+	}
+	at := c.probes.at.Load()
+	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip)
+	require.Equal(t, at, c.probes.at.Load())
+	require.NoError(t, l.Err())
+}
+
+// next returns the bytes of the next frame of a connection, which may be one that no process sends.
+func (c *conn) next(h *Header, body []byte) []byte {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	c.sending.number++
+	return encodedAs(c.sending.number-1, h, body)
 }
 
 // What no process sends while it probes, or answers, ends the link.
@@ -139,12 +239,12 @@ func TestProbesThatNoProcessSends(t *testing.T) {
 		"an answer with a payload": {nil, &Header{Kind: Echo, Number: 1}, 8, 1},
 	} {
 		_, b, l, _ := probedLink(t, nil)
-		l.conns[probed].probes.asked.Store(uint64(len(x.first))) // whose answers come
+		l.conns[probeConn].probes.asked.Store(uint64(len(x.first))) // whose answers come
 		for _, h := range x.first {
-			_, err := l.conns[x.on].Write(encoded(h, nil))
+			_, err := l.conns[x.on].Write(l.conns[x.on].next(h, nil))
 			require.NoError(t, err)
 		}
-		_, err := l.conns[x.on].Write(encoded(x.h, make([]byte, x.bytes)))
+		_, err := l.conns[x.on].Write(l.conns[x.on].next(x.h, make([]byte, x.bytes)))
 		require.NoError(t, err)
 		require.ErrorIs(t, b.awaitLoss(t), errHeader, name)
 		require.Zero(t, b.count(), name)
@@ -156,8 +256,9 @@ func TestAnswerTwice(t *testing.T) {
 	noLeaks(t)
 	a, _, l, back := probedLink(t, nil)
 	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip)
-	last := l.conns[probed].probes.asked.Load()
-	_, err := back.conns[probed].Write(encoded(&Header{Kind: Echo, Number: last}, nil))
+	last := l.conns[probeConn].probes.asked.Load()
+	c := back.conns[probeConn]
+	_, err := c.Write(c.next(&Header{Kind: Echo, Number: last}, nil))
 	require.NoError(t, err)
 	err = a.awaitLoss(t)
 	require.ErrorIs(t, err, errHeader)
@@ -168,9 +269,14 @@ func TestAnswerTwice(t *testing.T) {
 func TestDamagedProbe(t *testing.T) {
 	noLeaks(t)
 	_, b, l, _ := probedLink(t, nil)
-	text := encoded(&Header{Kind: Probe}, make([]byte, 100))
+	c := l.conns[probeConn]
+	_, err := c.Write(c.next(&Header{Kind: Probe}, make([]byte, 100)))
+	require.NoError(t, err)
+	require.NoError(t, l.Send(1, message(1)))
+	b.await(t, 1)
+	text := c.next(&Header{Kind: Probe}, make([]byte, 100))
 	text[HeaderBytes+50] = 1
-	_, err := l.conns[probed].Write(text)
+	_, err = c.Write(text)
 	require.NoError(t, err)
 	require.ErrorIs(t, b.awaitLoss(t), errSum)
 }
