@@ -5,6 +5,7 @@ import (
 	"net"
 	"time"
 
+	"sagecomm/internal/handshake"
 	"sagecomm/internal/transport/tcp"
 )
 
@@ -31,7 +32,10 @@ func (s *passing) pass(b []byte) bool {
 	if s.said >= 0 {
 		w.mu.Lock()
 		if said := w.said[s.said]; len(said) < 151 {
-			w.said[s.said] = append(said, b[:min(len(b), 151-len(said))]...)
+			said = append(said, b[:min(len(b), 151-len(said))]...)
+			if w.said[s.said] = said; len(said) == 151 && !w.tls {
+				s.p.index = int(said[151-handshake.TagBytes-2]) // behind it is the number of data connections
+			}
 		}
 		w.mu.Unlock()
 	}

@@ -35,13 +35,14 @@ func (x *wireTrial) playOperations() {
 		})
 		return failed
 	}
+	before := time.Now()
 	for _, f := range next() {
 		require.Nil(x.t, f, "before the fault")
 	}
-	if want == unheard {
-		x.limit = unheardFor
+	if want == unheard { // on a busy machine what goes on may take long
+		x.limit = min(max(unheardFor, 20*time.Since(before)), opTimeout/4)
 		for _, one := range g {
-			require.NoError(x.t, one.SetTimeout(unheardFor))
+			require.NoError(x.t, one.SetTimeout(x.limit))
 		}
 	}
 	x.strike()
@@ -53,9 +54,9 @@ func (x *wireTrial) playOperations() {
 		}
 	}
 	began := time.Now()
-	for after, before := 0, 0; ; {
+	for after, tries := 0, 0; ; {
 		struck := x.hasStruck()
-		if before++; !struck && before == 3 { // what the operation sends does not come by, or there is too little of it
+		if tries++; !struck && tries == 3 { // what the operation sends does not come by, or there is too little of it
 			x.wire.relax()
 		}
 		failed := next()
@@ -106,14 +107,13 @@ func (x *wireTrial) oneCause(want outcome) {
 	f := groups[0].Cause()
 	bound := 3 * time.Second
 	if want == unheard {
-		bound = unheardFor + time.Second + 3*time.Second // a death is noticed, or the timeout comes
+		bound = x.limit + time.Second + 3*time.Second // a death is noticed, or the timeout comes
 	}
 	measure(x.t, x.fault, time.Since(x.wire.when()), bound)
 	if f.Status != coll.PeerFailure && (want == lost || f.Status != coll.Timeout) {
 		x.t.Errorf("%v: %s", f.Status, f.Message)
 	}
-	named := slices.ContainsFunc(x.wire.ends[:], func(rank int) bool { return f.Rank == rank || strings.Contains(f.Message, fmt.Sprint("rank ", rank)) })
-	if !named {
+	if !slices.Contains(x.wire.ends[:], f.Rank) {
 		x.t.Errorf("rank %d, which is not of %v: %s", f.Rank, x.wire.ends, f.Message)
 	}
 	for _, g := range groups { // and again
@@ -178,6 +178,7 @@ func (x *wireTrial) playMaking() {
 	began := time.Now()
 	errs := x.make(x.String(), timeout, true)
 	measure(x.t, "making the group", time.Since(began), timeout+3*time.Second)
+	x.awaitStrike()
 	failed := slices.IndexFunc(errs, func(err error) bool { return err != nil })
 	if failed >= 0 && x.expected() == harmless {
 		x.t.Fatal(errs[failed])
@@ -188,12 +189,18 @@ func (x *wireTrial) playMaking() {
 		}
 		missing := (*bootstrap.TimeoutError)(nil)
 		if err != nil && !slices.ContainsFunc(x.wire.ends[:], func(end int) bool {
-			return strings.Contains(err.Error(), fmt.Sprint("rank ", end)) || errors.As(err, &missing) && slices.Contains(missing.Missing, end)
+			return strings.Contains(err.Error(), fmt.Sprint("rank ", end)) || errors.As(err, &missing) && len(missing.Missing) > 0 // any rank, which was late
 		}) {
 			x.t.Errorf("rank %d: %v", rank, err)
 		}
 	}
+	if x.expected() != harmless {
+		triedToMake.Add(1)
+	}
 	if failed < 0 {
+		if x.expected() != harmless {
+			made.Add(1)
+		}
 		x.sums()
 		return
 	}
@@ -209,6 +216,7 @@ func (x *wireTrial) playLeaving() {
 	began := time.Now()
 	x.world.each(func(g *Group) error { return g.Destroy() })
 	measure(x.t, "destroying the group", time.Since(began), 2*time.Second)
+	x.awaitStrike()
 }
 
 func (x *wireTrial) sums() {

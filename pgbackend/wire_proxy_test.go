@@ -53,7 +53,7 @@ type wireFault struct {
 // pipe is one connection through wire.
 type pipe struct {
 	w     *wire
-	index int             // 0: the control connection
+	index int             // 0: the control connection; as it has introduced itself, or as many connections of its attempt came before; guarded by wire.mu
 	conns [2]*net.TCPConn // by the index in ends of the rank there
 	holes [2]atomic.Bool  // by who sends: it is read and forgotten
 	ended int             // directions; guarded by wire.mu
@@ -173,7 +173,7 @@ func (w *wire) accept(dialer int) {
 		p.conns[dialer], p.conns[1-dialer] = c.(*net.TCPConn), to.(*net.TCPConn)
 		w.mu.Lock()
 		for other := range w.pipes {
-			if other.ended == 0 && other.conns[dialer].LocalAddr().String() == c.LocalAddr().String() {
+			if other.ended == 0 && other.conns[dialer].LocalAddr().String() == c.LocalAddr().String() && established(other.conns[dialer]) {
 				p.index++
 			}
 		}
@@ -192,6 +192,19 @@ func (w *wire) accept(dialer int) {
 			w.running.Go(func() { p.run(from, handshake, from == dialer) })
 		}
 	}
+}
+
+// established reports whether neither end has closed a connection. An attempt to link that was given up is closed before the next one begins.
+func established(c *net.TCPConn) (is bool) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	err = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		is = err == nil && info.State == 1 // TCP_ESTABLISHED
+	})
+	return is && err == nil
 }
 
 func (p *pipe) close() {

@@ -180,11 +180,12 @@ func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string, wa
 		if got.Status.Failed() {
 			t.wrong("rank %d: its own call: %v", t.culprit, got)
 		}
-	case t.way.apart:
-		t.diagnoseOne(t.culprit, got, want)
-	case got.Message != first:
+	case got.Message != first && !t.way.apart:
 		t.wrong("rank %d, the culprit, says %v, the others %q", t.culprit, got, first)
 	default:
+		if t.way.apart {
+			t.diagnoseOne(t.culprit, got, want)
+		}
 		t.measure(t.fault+": the rank itself learns it", got.At-max(at, got.Entered), 2*second)
 	}
 }
