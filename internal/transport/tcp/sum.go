@@ -33,14 +33,14 @@ func (c *checksum) add(p []byte) {
 		switch {
 		case n == sumBlock:
 			touch(p[:n])
-			c.fold(xxh3.Hash(p[:n]))
+			c.chain(xxh3.Hash(p[:n]))
 		default:
 			if c.part == 0 {
 				c.hash.Reset()
 			}
 			_, _ = c.hash.Write(p[:n]) // which has no errors
 			if c.part += n; c.part == sumBlock {
-				c.fold(c.hash.Sum64())
+				c.chain(c.hash.Sum64())
 				c.part = 0
 			}
 		}
@@ -60,7 +60,7 @@ func touch(p []byte) (sum byte) {
 	return sum
 }
 
-func (c *checksum) fold(block uint64) { c.sum = c.sum*sumFactor + block }
+func (c *checksum) chain(block uint64) { c.sum = c.sum*sumFactor + block }
 
 // value returns the checksum of all that was added.
 func (c *checksum) value() uint32 {
