@@ -187,15 +187,16 @@ func TestFramesHaveAPlace(t *testing.T) {
 		c := l.conns[1]
 		c.sending.Lock()
 		first, whole := c.sending.number, 0
+		var text []byte // sent at once, since the link ends at the wrong frame
 		for i, n := range numbers {
-			h := &Header{Kind: Eager, Group: 9, Number: uint64(n), Hash: 1}
-			_, err := c.tcp.Write(encodedAs(first+n-1, h, []byte{byte(n)}))
-			require.NoError(t, err)
+			text = append(text, encodedAs(first+n-1, &Header{Kind: Eager, Group: 9, Number: uint64(n), Hash: 1}, []byte{byte(n)})...)
 			if whole == i && int(n) == i+1 {
 				whole++
 			}
 		}
+		_, err := c.tcp.Write(text)
 		c.sending.Unlock()
+		require.NoError(t, err)
 		require.ErrorIs(t, b.awaitLoss(t), errSum, name)
 		require.Len(t, b.await(t, whole), whole, name)
 	}
