@@ -15,6 +15,10 @@ import (
 // visit lets strangers come to the port of one of the two ranks, now and until the trial ends.
 func (x *wireTrial) visit() {
 	seed := x.random.Uint64()
+	var to, from tcp.Identity
+	if x.fault == "twice" { // before the groups may end
+		to, from = x.world.groups[x.wire.ends[seed%2]].links.network.id, x.world.groups[x.wire.ends[1-seed%2]].links.network.id
+	}
 	first := make(chan struct{})
 	x.visits.Go(func() {
 		var at netip.AddrPort
@@ -49,7 +53,7 @@ func (x *wireTrial) visit() {
 				break // it does not listen any more
 			}
 			open = append(open, c)
-			x.say(c, n, seed, n <= count/2)
+			x.say(c, from, to, n, seed, n <= count/2)
 			if n == count/2 && x.moment != "making" {
 				close(first)
 			}
@@ -65,8 +69,8 @@ func (x *wireTrial) visit() {
 	}
 }
 
-// say says what a stranger has to say. early: the trial waits for it.
-func (x *wireTrial) say(c net.Conn, n int, seed uint64, early bool) {
+// say says what a stranger has to say, in "twice" as if it were a process that has a link. early: the trial waits for it.
+func (x *wireTrial) say(c net.Conn, from, to tcp.Identity, n int, seed uint64, early bool) {
 	hello := make([]byte, handshake.HelloBytes)
 	copy(hello, "sagelnk1")
 	binary.LittleEndian.PutUint64(hello[handshake.MagicBytes+handshake.SpaceBytes:], seed)
@@ -100,7 +104,6 @@ func (x *wireTrial) say(c net.Conn, n int, seed uint64, early bool) {
 		if err != nil || x.tls { // within TLS it has no certificate
 			return
 		}
-		from, to := x.world.groups[x.wire.ends[1-seed%2]].links.network.id, x.world.groups[x.wire.ends[seed%2]].links.network.id
 		body := append(append([]byte{tcp.Version}, from[:]...), to[:]...)
 		body = append(binary.LittleEndian.AppendUint64(body, uint64(n)+1<<40), byte(n%2), linkData)
 		// The link is there, or was lost while a group needs it. Behind the end of the group it may be forgotten, and made anew.
