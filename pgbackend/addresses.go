@@ -127,5 +127,8 @@ func (l *groupLinks) readAddresses(all [][]byte, self int) error {
 			l.self = i
 		}
 	}
+	if len(l.processes) > mostApart {
+		return fmt.Errorf("a group over several hosts has at most %d processes, and this one has %d: let each process have several devices, or make smaller groups", mostApart, len(l.processes))
+	}
 	return nil
 }

@@ -522,7 +522,7 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
 }
 
-// The number of processes is not bounded. What a death costs grows with its square (TestFramesOfADeath of internal/verdict).
+// What a death costs grows with the square of the number of processes (TestFramesOfADeath of internal/verdict).
 func TestManyProcesses(t *testing.T) {
 	size := 40
 	if testing.Short() {

@@ -29,6 +29,7 @@ var networkRest = 3 * time.Second
 const (
 	linkData  = 1           // data connections of each link, the same in all processes
 	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
+	mostApart = 256         // processes of a group over several hosts: a node takes so many connections at once that have not proved who they are
 )
 
 // networkKey is what groups have alike that share links.
