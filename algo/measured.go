@@ -33,9 +33,9 @@ const free = 1
 
 // Tuned returns the entry of a tuning file that follows from measurements in a group on a machine. For the kinds that
 // were measured it has rules, up to the longest measured length. For the other kinds it has the parameters that predict
-// the measurements best, and always those of messages between hosts where there are several. A rule departs from the prediction only where a separate run has confirmed that it saves time,
-// because the best of many candidates is partly the luckiest one. Plans that need blocks of equal length get no rule,
-// since only a user knows whether blocks are equal.
+// the measurements best, and always those of messages between hosts where there are several. A rule departs from the
+// prediction only where a separate run has confirmed that it saves time, because the best of many candidates is partly the
+// luckiest one. Plans that need blocks of equal length get no rule, since only a user knows whether blocks are equal.
 func (s *Selector) Tuned(machine string, list []Measured) (Entry, error) {
 	e := Entry{Machine: machine, Size: s.shape.Size, Hosts: s.shape.HostCount(), Params: map[string]string{}}
 	err := s.eachKind(list, func(kind coll.Kind, of []Measured) error {

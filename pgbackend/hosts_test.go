@@ -381,6 +381,23 @@ func (s *dyingStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.MemStore.Get(key, timeout)
 }
 
+// lastRankDies lets three ranks on hosts make a group, of which the last one has this store, and returns what each got.
+func (s *dyingStore) lastRankDies(t *testing.T, hosts string) []error {
+	t.Helper()
+	errs := make([]error, 3)
+	began := time.Now()
+	ranksOf(t, 3, func(rank int) error {
+		config := Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: opTimeout, Store: s.MemStore, Lasting: s.MemStore, Options: onHosts(hosts)(rank)}
+		if rank == 2 {
+			config.Store = s
+		}
+		_, errs[rank] = Get().Create(config)
+		return nil
+	})
+	measure(t, "the end of the rendezvous", time.Since(began), 5*time.Second)
+	return errs
+}
+
 // A process that dies in any round of the rendezvous costs the others a moment.
 func TestDeathsWhileHostsMeet(t *testing.T) {
 	real := addressLimit
@@ -400,17 +417,7 @@ func TestDeathsWhileHostsMeet(t *testing.T) {
 		t.Run(c.round, func(t *testing.T) {
 			store := bootstrap.NewMemStore()
 			dying := &dyingStore{MemStore: store, round: c.round, die: func() { closeNodes(" 2") }}
-			errs := make([]error, 3)
-			began := time.Now()
-			ranksOf(t, 3, func(rank int) error {
-				config := Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: opTimeout, Store: store, Lasting: store, Options: onHosts("001")(rank)}
-				if rank == 2 {
-					config.Store = dying
-				}
-				_, errs[rank] = Get().Create(config)
-				return nil
-			})
-			measure(t, "the end of the rendezvous", time.Since(began), 5*time.Second)
+			errs := dying.lastRankDies(t, "001")
 			for rank := range 2 {
 				f := CreateFailure("g", errs[rank])
 				require.NoError(t, expect(f, c.status, c.text), rank)

@@ -288,17 +288,7 @@ func TestLinkLostWhileItIsProbed(t *testing.T) {
 		}
 		return tcp.Costs{}
 	})
-	errs := make([]error, 3)
-	began := time.Now()
-	ranksOf(t, 3, func(rank int) error {
-		config := Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: opTimeout, Store: store, Lasting: store, Options: onHosts("012")(rank)}
-		if rank == 2 {
-			config.Store = dying
-		}
-		_, errs[rank] = Get().Create(config)
-		return nil
-	})
-	measure(t, "the end of the rendezvous", time.Since(began), 5*time.Second)
+	errs := dying.lastRankDies(t, "012")
 	for rank := range 2 {
 		require.NoError(t, expect(CreateFailure("g", errs[rank]), coll.PeerFailure, "rank 2 (host"), rank)
 	}

@@ -77,6 +77,25 @@ func (s *strict) Arrived(_ *Link, _ int, h *Header) error {
 	return nil
 }
 
+// inPieces returns a readv that gives a text in pieces.
+func inPieces(text []byte, piece uint16) func(bufs [][]byte) (n int, err error) {
+	in := bytes.NewReader(text)
+	return func(bufs [][]byte) (n int, err error) {
+		left := int(piece)%(2*intakeBytes) + 1
+		for _, b := range bufs {
+			m, err := in.Read(b[:min(len(b), left)])
+			n, left = n+m, left-m
+			if left == 0 || err != nil {
+				break
+			}
+		}
+		if n == 0 {
+			return 0, io.EOF
+		}
+		return n, nil
+	}
+}
+
 // Whatever comes, in whatever pieces, a connection hands on whole frames, in order, or ends; and writes nowhere else.
 func FuzzStream(f *testing.F) {
 	var stream, plain []byte // within TLS, and with checksums
@@ -106,22 +125,9 @@ func FuzzStream(f *testing.F) {
 		defer c.out.close()
 		l.conns = []*conn{nil, c} // it answers PROBE
 		c.receiving.intake = make([]byte, intakeBytes)
-		in := bytes.NewReader(text)
+		read := inPieces(text, piece)
 		for {
-			err := c.once(func(bufs [][]byte) (n int, err error) {
-				left := int(piece)%(2*intakeBytes) + 1
-				for _, b := range bufs {
-					m, err := in.Read(b[:min(len(b), left)])
-					n, left = n+m, left-m
-					if left == 0 || err != nil {
-						break
-					}
-				}
-				if n == 0 {
-					return 0, io.EOF
-				}
-				return n, nil
-			})
+			err := c.once(read)
 			if err != nil {
 				if strings.Contains(err.Error(), "panic") {
 					t.Error(err)
@@ -280,23 +286,10 @@ func FuzzKinds(f *testing.F) {
 		defer c.out.close()
 		c.link.conns = []*conn{c, c} // it answers PROBE
 		c.receiving.intake = make([]byte, intakeBytes)
-		in := bytes.NewReader(stream)
+		read := inPieces(stream, piece)
 		var err error
 		for round := 0; err == nil; round++ {
-			err = c.once(func(bufs [][]byte) (n int, err error) {
-				left := int(piece)%(2*intakeBytes) + 1
-				for _, b := range bufs {
-					m, err := in.Read(b[:min(len(b), left)])
-					n, left = n+m, left-m
-					if left == 0 || err != nil {
-						break
-					}
-				}
-				if n == 0 {
-					return 0, io.EOF
-				}
-				return n, nil
-			})
+			err = c.once(read)
 			if round%3 == 2 {
 				c.link.Divert(on, s.divert)
 			}

@@ -30,21 +30,21 @@ func (c *checksum) begin(number uint32, header *[HeaderBytes]byte) {
 func (c *checksum) add(p []byte) {
 	for len(p) > 0 {
 		n := min(len(p), sumBlock-c.part)
-		switch {
-		case n == sumBlock:
-			touch(p[:n])
-			c.chain(xxh3.Hash(p[:n]))
-		default:
-			if c.part == 0 {
-				c.hash.Reset()
-			}
-			_, _ = c.hash.Write(p[:n]) // which has no errors
-			if c.part += n; c.part == sumBlock {
-				c.chain(c.hash.Sum64())
-				c.part = 0
-			}
-		}
+		block := p[:n]
 		p = p[n:]
+		if n == sumBlock {
+			touch(block)
+			c.chain(xxh3.Hash(block))
+			continue
+		}
+		if c.part == 0 {
+			c.hash.Reset()
+		}
+		_, _ = c.hash.Write(block) // which has no errors
+		if c.part += n; c.part == sumBlock {
+			c.chain(c.hash.Sum64())
+			c.part = 0
+		}
 	}
 }
 
