@@ -198,6 +198,18 @@ func (g *Group) freeLinks() {
 	g.links = nil
 }
 
+// ringPumps lets pumps look for what this rank tells ranks of other hosts.
+func (g *Group) ringPumps() {
+	if g.links == nil {
+		return
+	}
+	for _, p := range g.links.pairs {
+		if p != nil {
+			p.Peer().Apart.Ring()
+		}
+	}
+}
+
 // movedBetweenHosts returns a number that changes while data of the group cross between hosts.
 func (g *Group) movedBetweenHosts() (n uint64) {
 	if g.links == nil {

@@ -17,6 +17,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
+	"sagecomm/internal/shadow"
 )
 
 // In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
@@ -527,6 +528,37 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.NoError(t, err)
 	_, err = Get().network(networkKey{host: "test", machines: true}, nil, settings, nil)
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
+}
+
+// Whatever a rank tells ranks of other hosts wakes the pump of their link: nothing crosses because a pump looks by itself.
+func TestPumpsAreWoken(t *testing.T) {
+	real := shadow.LongestSleep
+	shadow.LongestSleep = time.Hour
+	t.Cleanup(func() { shadow.LongestSleep = real })
+	const hosts = "xxyz" // which no network has been made for, whose pumps may look
+	isFreed := func(w *world) {
+		t.Helper()
+		for _, g := range w.groups {
+			require.Eventually(t, func() bool {
+				g.process.sweep()
+				return g.life.now() == freed
+			}, opTimeout, time.Millisecond)
+		}
+	}
+	w := newHostsWorld(t, hosts)
+	for kind := range coll.KindCount {
+		if kind.Collective() {
+			w.each(func(g *Group) error { return g.try(transfer{kind, 1, 1, equalLength(100_000)}, coll.Op{}) })
+		}
+	}
+	w.each(func(g *Group) error { return g.Destroy() })
+	isFreed(w)
+	w = newHostsWorld(t, hosts)
+	w.groups[2].Abort("the test says so")
+	expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Aborted, "the test says so")
+	w.destroy()
+	isFreed(w)
+	cutLast(t, newHostsWorld(t, hosts), 1000)
 }
 
 // What a death costs grows with the square of the number of processes (TestFramesOfADeath of internal/verdict).

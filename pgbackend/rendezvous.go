@@ -317,6 +317,7 @@ func (g *Group) giveUp(err error) error {
 	m := g.members[g.rank]
 	runner.GiveUp(g.memory.at(), &coll.Failure{Status: coll.PeerFailure, Rank: g.rank, PID: m.PID, Host: m.Host, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made: %v", g.name, g.who(g.rank), err)})
+	g.ringPumps()
 	g.life.mustMove(leaving)
 	p := g.process
 	p.mu.Lock()

@@ -262,6 +262,7 @@ void scr_group_detach(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
     atomic_store_explicit(scr_shared_detached(g->peer[i].shared, (uint32_t)g->size, (uint32_t)g->rank), 1,
                           memory_order_release);
+    if (g->peer[i].apart) scr_bell_wake(g->peer[i].engine_bell); /* who tells the rank; the bell outlasts the shadow */
   }
 }
 

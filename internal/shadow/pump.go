@@ -38,7 +38,7 @@ func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.
 
 // NewSet returns a set without pairs.
 func NewSet() *Set {
-	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, services: map[group]*service{}, sleep: longestSleep}
+	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, services: map[group]*service{}, sleep: LongestSleep}
 }
 
 // pump sends what the ranks of this process publish for those at the other end of a link.
@@ -50,8 +50,8 @@ type pump struct {
 	done   chan struct{}
 }
 
-// longestSleep bounds the sleep of a pump: words that nobody rings for, as that of a rank that detaches, cross within it.
-const longestSleep = 20 * time.Millisecond
+// LongestSleep bounds the sleep of a pump, whose bell whoever publishes something rings. Tests change it.
+var LongestSleep = time.Second
 
 // Add makes the shadow of a remote rank and keeps it true, until both ranks have detached from each other's shared blocks or the link is
 // lost. The remote process must not send for the pair before Add has returned.
