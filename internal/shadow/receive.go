@@ -113,6 +113,7 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 	case tcp.Close:
 		p.closes |= 1 << on
 		p.end()
+		return p.over, nil // the pump takes it off its list
 	case tcp.Ask, tcp.State, tcp.Exchange:
 		return p.storeControl(h)
 	default:
@@ -132,6 +133,7 @@ func (p *Pair) storeRemoved(on int, h *tcp.Header) (rings bool) {
 		return p.gaveUp
 	case h.Kind == tcp.Close:
 		p.closes |= 1 << on
+		return p.all(p.closes)
 	}
 	return false
 }
