@@ -91,11 +91,13 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	return true, nil
 }
 
-// hasRoom reports whether the kernel takes something, or writing fails.
+// hasRoom reports whether a third of the send buffer is free, or writing fails. To ask by poll would make the kernel wake the goroutine that reads
+// as soon as that is so, which takes the processor from the threads that poll.
 func (c *conn) hasRoom() (is bool) {
 	failed := c.raw.Control(func(fd uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
-		is = n != 0 || err != nil
+		queued, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
+		room, failed := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
+		is = err != nil || failed != nil || queued <= room-room/3
 	})
 	return is || failed != nil
 }
