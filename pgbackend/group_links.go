@@ -205,7 +205,7 @@ func (g *Group) ringPumps() {
 	}
 	for _, p := range g.links.pairs {
 		if p != nil {
-			p.Peer().Apart.Ring()
+			p.Wake()
 		}
 	}
 }

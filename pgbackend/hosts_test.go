@@ -561,13 +561,19 @@ func TestPumpsAreWoken(t *testing.T) {
 	cutLast(t, newHostsWorld(t, hosts), 1000)
 }
 
-// What a death costs grows with the square of the number of processes (TestFramesOfADeath of internal/verdict).
+// What a death costs grows with the square of the number of processes (TestFramesOfADeath of internal/verdict). No thread waits for a link.
 func TestManyProcesses(t *testing.T) {
 	size := 40
 	if testing.Short() {
 		size = 20
 	}
 	w := newHostsWorld(t, strings.Repeat("01234567", size/8+1)[:size])
+	w.each(func(g *Group) error { return g.try(transfer{coll.AllReduce, 1, 1, equalLength(1000)}, coll.Op{}) })
+	threads, err := os.ReadDir("/proc/self/task")
+	require.NoError(t, err)
+	links := size * (size - size/8)
+	t.Logf("%d threads, %d ends of links", len(threads), links)
+	require.Less(t, len(threads), links/2)
 	begun := time.Now()
 	cutLast(t, w, 1000)
 	t.Logf("%d ranks know the cause after %v", size-1, time.Since(begun))

@@ -87,13 +87,13 @@ uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
 
 int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
   scr_sleeper *s = &g->peer[rank].shared->collective;
-  uint32_t word = atomic_load_explicit(g->peer[rank].apart ? &s->told : &s->waits_for, memory_order_acquire);
+  uint32_t word = atomic_load_explicit(g->peer[rank].pair != 0 ? &s->told : &s->waits_for, memory_order_acquire);
   uint32_t who = scr_sleeps_for(word);
   if (who < 1 || who > (uint32_t)g->size) return -1;
   /* A shadow has the words of the pair that it makes with this rank, and no others: whether something is there between a
    * remote rank and a third one is not known here. */
   bool third = rank != g->rank && (int32_t)who - 1 != g->rank;
-  if (third && (g->peer[rank].apart || g->peer[who - 1].apart)) return (int32_t)who - 1;
+  if (third && (g->peer[rank].pair != 0 || g->peer[who - 1].pair != 0)) return (int32_t)who - 1;
 #ifdef SCR_MUTANT_THERE_COUNTS_AS_WAITING
   return scr_channel_is_there(g, rank, (int32_t)who - 1, 0) ? -1 : (int32_t)who - 1;
 #else

@@ -139,11 +139,9 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
       peer[i].lane[lane] = (scr_shared_block *)(void *)((unsigned char *)c->arena + c->shared[lane]);
     }
     peer[i].shared = peer[i].lane[config->lane];
-    void *bell = c->bell != NULL ? c->bell : (unsigned char *)c->arena + c->engine_bell;
-    peer[i].engine_bell = (_Atomic uint32_t *)bell;
-    peer[i].apart = c->bell != NULL;
-    pair[i].fifo_bytes = peer[i].apart && config->fifo_bytes ? config->fifo_bytes : SCR_FIFO_BYTES;
+    peer[i].engine_bell = (_Atomic uint32_t *)(void *)((unsigned char *)c->arena + c->engine_bell);
     peer[i].pair = c->pair;
+    pair[i].fifo_bytes = c->pair != 0 && config->fifo_bytes ? config->fifo_bytes : SCR_FIFO_BYTES;
     g->pairs = g->pairs || c->pair != 0;
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
       peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
@@ -262,7 +260,7 @@ void scr_group_detach(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
     atomic_store_explicit(scr_shared_detached(g->peer[i].shared, (uint32_t)g->size, (uint32_t)g->rank), 1,
                           memory_order_release);
-    if (g->peer[i].apart) scr_bell_wake(g->peer[i].engine_bell); /* who tells the rank; the bell outlasts the shadow */
+    if (g->peer[i].pair != 0) scr_go.wake(g->peer[i].pair); /* who tells the rank */
   }
 }
 
@@ -345,7 +343,11 @@ void scr_group_wake_all(scr_group *g) {
       scr_bell_wake(&g->peer[i].lane[lane]->collective.bell);
       scr_bell_wake(&g->peer[i].lane[lane]->p2p.bell);
     }
-    scr_bell_wake(g->peer[i].engine_bell);
+    if (g->peer[i].pair != 0) {
+      scr_go.wake(g->peer[i].pair);
+    } else {
+      scr_bell_wake(g->peer[i].engine_bell);
+    }
   }
 }
 

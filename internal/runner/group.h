@@ -33,14 +33,15 @@ typedef struct scr_peer {
   scr_shared_block *lane[SCR_LANES]; /* of both lanes */
   unsigned char *arena;
   uint64_t arena_bytes;
-  _Atomic uint32_t *engine_bell;
+  _Atomic uint32_t *engine_bell; /* not of a shadow */
   unsigned char *large;          /* its large slots; NULL until this process has read their offset, or made its own */
   uint64_t consumed_seen[2];     /* lower bounds of its consumed tickets: small slots, large slots */
   const scr_flight_area *flight; /* its flight recorder; NULL where it has none or this process cannot read it */
   uint32_t flight_entries;
   bool flight_stacks;
-  bool apart;    /* its shared blocks are shadows (docs/protocol.md, section 16) */
-  uint64_t pair; /* not 0: a thread that publishes for it, or waits for it, moves the bytes; the number for scr_go */
+  /* Not 0: its shared blocks are shadows (docs/protocol.md, section 16). A thread that publishes for it, or waits for it, moves
+   * the bytes; this is the number for scr_go. */
+  uint64_t pair;
 } scr_peer;
 
 /* Whether `bytes` at `offset` lie inside the peer's arena and `offset` is aligned to SCR_LINE. The peer wrote the

@@ -39,6 +39,7 @@ type Handler interface {
 // it waits for nothing, and for no lock that is held while the runner is entered.
 type Pair interface {
 	Push()       // what was published goes out, at once or soon
+	Wake()       // the pump of the link looks at all that was stored, the goodbye and `detached` as well
 	Poll() bool  // reads what has come, and reports whether there was anything
 	Attend(bool) // a thread begins, or ends, to poll again and again
 
@@ -170,6 +171,13 @@ func scrGoTrace(group C.uint64_t, op *C.sagecomm_op) {
 func scrGoPush(pair C.uint64_t) {
 	if p := pairAt(uint64(pair)); p != nil {
 		p.Push()
+	}
+}
+
+//export scrGoWake
+func scrGoWake(pair C.uint64_t) {
+	if p := pairAt(uint64(pair)); p != nil {
+		p.Wake()
 	}
 }
 

@@ -81,7 +81,6 @@ type Peer struct {
 	Bytes  int64          // length of the mapping
 	Shared [Lanes]int64   // offsets of its shared blocks, by lane
 	Bell   int64          // offset of the bell of the rank's engine; Check sets it
-	Apart  Bell           // not zero: the bell of the rank's engine, which lies outside the arena
 	Pair   uint64         // not 0: the number of a pair (AddPair), whose shadow the shared blocks are
 	// Flights is the capacity of the rank's flight recorder for the lane and FlightLog its offset; both are 0 if the arena holds
 	// none.
@@ -96,7 +95,7 @@ func (p *Peer) GaveUp() bool {
 }
 
 func (p *Peer) config() C.scr_peer_config {
-	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), engine_bell: C.uint64_t(p.Bell), bell: unsafe.Pointer(p.Apart.word), pair: C.uint64_t(p.Pair)}
+	c := C.scr_peer_config{arena: p.Arena, arena_bytes: C.uint64_t(p.Bytes), engine_bell: C.uint64_t(p.Bell), pair: C.uint64_t(p.Pair)}
 	for lane, at := range p.Shared {
 		c.shared[lane] = C.uint64_t(at)
 	}

@@ -96,6 +96,9 @@ typedef struct scr_hooks {
   /* Sends what this rank has published for the rank of a shadow, or leaves that to the pump of the link. It waits for nothing, and for
    * no lock that is held while the runner is entered: so the caller may hold locks. */
   void (*push)(uint64_t pair);
+  /* Lets the pump of the link look at all that this rank has stored for the rank of a shadow: its goodbye, and that it has detached, are
+   * for the pump alone. As push. */
+  void (*wake)(uint64_t pair);
   /* Reads what has come for the pair of a shadow, and for others on its connections. Returns whether anything has come. As push. */
   int32_t (*poll)(uint64_t pair);
   /* Whether this thread is about to poll for the pair again and again: then nobody else is woken for what comes. As push. */
@@ -194,7 +197,6 @@ typedef struct scr_peer_config {
   uint64_t arena_bytes;
   uint64_t shared[SCR_LANES]; /* offsets of its shared blocks */
   uint64_t engine_bell;       /* offset of its engine's bell, from scr_shared_check() */
-  void *bell;                 /* not NULL: its engine's bell, outside the arena */
   uint64_t pair;              /* not 0: its shared blocks are shadows, and this is their number for push and poll */
   uint64_t flight;            /* offset of its flight recorder for this lane; 0: none that peers can read */
   uint32_t flight_entries;

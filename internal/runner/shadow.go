@@ -6,13 +6,11 @@ package runner
 #include "bell.h"
 
 static void scr_bell_wake_at(void *bell) { scr_bell_wake((_Atomic uint32_t *)bell); }
-static void scr_bell_sleep_at(void *bell, uint32_t value, int64_t ns) { scr_futex_wait((_Atomic uint32_t *)bell, value, ns); }
 */
 import "C"
 
 import (
 	"sync/atomic"
-	"time"
 	"unsafe"
 )
 
@@ -118,14 +116,6 @@ func BellAt(p unsafe.Pointer) Bell { return Bell{word32(p)} }
 
 // Ring changes the bell and wakes its sleepers.
 func (b Bell) Ring() { C.scr_bell_wake_at(unsafe.Pointer(b.word)) }
-
-// Read returns the value of the bell, for Sleep.
-func (b Bell) Read() uint32 { return b.word.Load() }
-
-// Sleep returns when the bell has another value, or after d. It may return early.
-func (b Bell) Sleep(value uint32, d time.Duration) {
-	C.scr_bell_sleep_at(unsafe.Pointer(b.word), C.uint32_t(value), C.int64_t(d))
-}
 
 // Place is one place of a channel.
 type Place struct {

@@ -62,7 +62,7 @@ func (w *writer) put(t *testing.T, f runner.Frame, payload []byte) {
 	copy(w.fifo.Payload(begins, f.Bytes), payload)
 	w.written = begins + need
 	w.fifo.Written().Store(w.written)
-	w.e.pair.Peer().Apart.Ring()
+	w.e.pair.Wake()
 }
 
 // reader reads the mirror in the place of the runner.
@@ -94,7 +94,7 @@ func (r *reader) take(t *testing.T) (runner.Frame, []byte) {
 		}
 		own.Released(r.e.pair.To).Store(r.released)
 		own.Read(r.e.pair.To).Store(r.read)
-		r.e.pair.Peer().Apart.Ring()
+		r.e.pair.Wake()
 		return f, payload
 	}
 }
@@ -288,7 +288,7 @@ func TestScribbledFifo(t *testing.T) {
 		w := newWriter(a, 0)
 		w.fifo.Put(0, runner.Frame{Kind: f.kind, Bytes: f.bytes, Total: f.total})
 		w.fifo.Written().Store(f.written)
-		a.pair.Peer().Apart.Ring()
+		a.pair.Wake()
 		require.ErrorContains(t, a.loss(t), "the fifo of rank 0 to rank 1", fmt.Sprint(f))
 		require.Error(t, b.loss(t))
 		require.Zero(t, b.pair.lanes[0].in.fifo.Written().Load())
@@ -313,7 +313,7 @@ func TestScribbledWords(t *testing.T) {
 		r.take(t)
 		r.take(t)
 		scribble(a, w, r)
-		a.pair.Peer().Apart.Ring()
+		a.pair.Wake()
 		err := a.loss(t)
 		require.ErrorContains(t, err, "shared memory corrupted", name)
 		require.ErrorContains(t, err, name)

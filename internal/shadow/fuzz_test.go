@@ -131,7 +131,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, input []byte) {
 		own, free := newOwn(t, 1)
 		defer free()
-		p, err := newPair(Config{Link: b.pair.Link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own, Control: func(*tcp.Header, []byte) error { return nil }}, a.pair.Peer().Apart)
+		p, err := newPair(Config{Link: b.pair.Link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own, Control: func(*tcp.Header, []byte) error { return nil }}, a.pair.bell)
 		require.NoError(t, err)
 		x := &harness{t: t, p: p}
 		defer func() {
@@ -228,7 +228,7 @@ func FuzzGroups(f *testing.F) {
 		own, free := newOwn(t, 1)
 		defer free()
 		link := b.pair.Link
-		p, err := newPair(Config{Link: link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own}, a.pair.Peer().Apart)
+		p, err := newPair(Config{Link: link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own}, a.pair.bell)
 		require.NoError(t, err)
 		defer func() {
 			p.unread()

@@ -2,12 +2,8 @@ package shadow
 
 import (
 	"fmt"
-	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"sagecomm/internal/runner"
 )
 
 // mapPrivate maps memory for shadows, which nobody else reads. Its pages come when they are written, and a forked child does not have them.
@@ -21,26 +17,4 @@ func mapPrivate(bytes int64) ([]byte, error) {
 		return nil, fmt.Errorf("cannot keep %d bytes from forked children: %w", bytes, err)
 	}
 	return memory, nil
-}
-
-// bells are those of pumps. They are never unmapped, because the runner may ring one until it has closed its groups, after the link is lost.
-var bells struct {
-	mu   sync.Mutex
-	left []byte
-}
-
-// newBell returns a bell for a pump.
-func newBell() (runner.Bell, error) {
-	bells.mu.Lock()
-	defer bells.mu.Unlock()
-	if len(bells.left) == 0 {
-		memory, err := mapPrivate(page)
-		if err != nil {
-			return runner.Bell{}, err
-		}
-		bells.left = memory
-	}
-	bell := runner.BellAt(unsafe.Pointer(unsafe.SliceData(bells.left)))
-	bells.left = bells.left[runner.BellBytes:]
-	return bell, nil
 }

@@ -48,6 +48,7 @@ type Pair struct {
 	Config
 	memory []byte      // of the shadow; nil: it was freed. Under mu once the pair was added.
 	engine runner.Bell // of this process's progress engine
+	bell   bell        // of the pump
 	shadow runner.Peer
 	lanes  [runner.Lanes]lane
 
@@ -113,15 +114,15 @@ type channel struct {
 	direct   []byte // the buffer to which the payload goes that is being read; nil: it goes into the shadow
 }
 
-// newPair makes the shadow, whose engine has the bell of the pump.
-func newPair(c Config, bell runner.Bell) (*Pair, error) {
+// newPair makes the shadow of a pair for a pump.
+func newPair(c Config, of bell) (*Pair, error) {
 	memory, err := mapPrivate(memoryOf(c.Size, c.Geometry))
 	if err != nil {
 		return nil, err
 	}
-	p := &Pair{Config: c, memory: memory, flushed: make(chan struct{}), engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
+	p := &Pair{Config: c, memory: memory, flushed: make(chan struct{}), engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell)), bell: of}
 	number := runner.AddPair(p)
-	p.shadow = runner.Peer{Pair: number, Arena: unsafe.Pointer(unsafe.SliceData(memory)), Bytes: int64(len(memory)), Apart: bell}
+	p.shadow = runner.Peer{Pair: number, Arena: unsafe.Pointer(unsafe.SliceData(memory)), Bytes: int64(len(memory))}
 	at := int64(0)
 	for n := range p.lanes {
 		l := &p.lanes[n]

@@ -41,16 +41,29 @@ func NewSet() *Set {
 	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, services: map[group]*service{}, sleep: LongestSleep}
 }
 
-// pump sends what the ranks of this process publish for those at the other end of a link.
+// pump sends what the ranks of this process publish for those at the other end of a link. It is a goroutine, and no thread waits for its bell.
 type pump struct {
-	bell   runner.Bell
+	bell   bell
 	mu     sync.Mutex
 	pairs  []*Pair
 	ending bool
 	done   chan struct{}
 }
 
-// LongestSleep bounds the sleep of a pump, whose bell whoever publishes something rings. Tests change it.
+// bell is that of a pump. Whoever has stored a word for the pump rings it afterwards. The pump takes what was rung before it reads the words, so
+// a word that it does not see yet is rung for later (docs/protocol.md, section 16, Who pumps).
+type bell chan struct{}
+
+func newBell() bell { return make(bell, 1) }
+
+func (b bell) ring() {
+	select {
+	case b <- struct{}{}:
+	default: // what was rung before was not heard yet
+	}
+}
+
+// LongestSleep bounds the sleep of a pump whose bell nobody rings. Tests change it.
 var LongestSleep = time.Second
 
 // Add makes the shadow of a remote rank and keeps it true, until both ranks have detached from each other's shared blocks or the link is
@@ -66,11 +79,7 @@ func (s *Set) Add(c Config) (*Pair, error) {
 	}
 	m := s.pumps[c.Link]
 	if m == nil {
-		bell, err := newBell()
-		if err != nil {
-			return nil, err
-		}
-		m = &pump{bell: bell, done: make(chan struct{})}
+		m = &pump{bell: newBell(), done: make(chan struct{})}
 		s.pumps[c.Link] = m
 		go m.run(s, c.Link)
 	}
@@ -82,7 +91,7 @@ func (s *Set) Add(c Config) (*Pair, error) {
 	m.mu.Lock()
 	m.pairs = append(m.pairs, p)
 	m.mu.Unlock()
-	m.bell.Ring()
+	m.bell.ring()
 	return p, nil
 }
 
@@ -94,8 +103,9 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 			l.Break(fmt.Errorf("internal error: panic: %v\n%s", p, debug.Stack()))
 		}
 	}()
+	look := time.NewTicker(s.sleep)
+	defer look.Stop()
 	for l.Err() == nil {
-		heard := m.bell.Read()
 		m.mu.Lock()
 		pairs, ending := m.pairs, m.ending
 		m.mu.Unlock()
@@ -115,7 +125,10 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 			s.drop(m)
 		}
 		if !moved {
-			m.bell.Sleep(heard, s.sleep)
+			select {
+			case <-m.bell:
+			case <-look.C:
+			}
 		}
 	}
 }
@@ -164,7 +177,7 @@ func (s *Set) Flush(atMost time.Duration) bool {
 		}
 	}
 	for _, m := range s.pumps {
-		m.bell.Ring()
+		m.bell.ring()
 	}
 	s.mu.Unlock()
 	over := time.NewTimer(atMost)
@@ -222,7 +235,7 @@ func (s *Set) ring(l *tcp.Link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if m := s.pumps[l]; m != nil {
-		m.bell.Ring()
+		m.bell.ring()
 	}
 }
 
@@ -259,7 +272,7 @@ func (s *Set) end(l *tcp.Link) []*Pair {
 	m.mu.Lock()
 	m.ending = true
 	m.mu.Unlock()
-	m.bell.Ring()
+	m.bell.ring()
 	<-m.done
 	s.mu.Lock()
 	defer s.mu.Unlock()

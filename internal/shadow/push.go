@@ -27,9 +27,12 @@ func (p *Pair) Push() {
 	}
 	p.unsent.Store(true)
 	if p.polling.Load() == 0 { // read behind the flag, which Attend reads behind the count
-		p.shadow.Apart.Ring()
+		p.Wake()
 	}
 }
+
+// Wake implements runner.Pair. It may come when the pair has ended, and the pump too.
+func (p *Pair) Wake() { p.bell.ring() }
 
 func (p *Pair) tryPush() bool {
 	return p.try(func() error {

@@ -56,7 +56,7 @@ func TestRemove(t *testing.T) {
 		a.pair.mu.Unlock()
 	}
 	a.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
-	a.pair.Peer().Apart.Ring()
+	a.pair.Wake()
 	for n := range 3 {
 		a.barrier(t, b, n)
 	}
@@ -171,7 +171,7 @@ func (e *end) publish(messages uint64) {
 		place.Filled.Store(n)
 	}
 	e.pair.lanes[runner.HostLane].own.Channel(e.pair.To, 0).Store(offset)
-	e.pair.Peer().Apart.Ring()
+	e.pair.Wake()
 }
 
 // Removing waits until the pump has ended with the memory of the group, which it may be sending. It looks at it no more then.
@@ -213,7 +213,7 @@ func TestRemoveDoesNotWaitForAStoppedProcess(t *testing.T) {
 	a, b := pairOfEnds(t)
 	fill(t, a, b, a.pair.connection(0, 0))
 	b.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
-	b.pair.Peer().Apart.Ring()
+	b.pair.Wake()
 	require.Eventually(t, func() bool { // CLOSE is being sent
 		b.pair.mu.Lock()
 		defer b.pair.mu.Unlock()
@@ -262,7 +262,7 @@ func TestNothingIsReadBehindARemove(t *testing.T) {
 			a, b := pairOfEnds(t)
 			fill(t, a, b, frame.on(a.pair))
 			frame.due(a.pair, b.pair)
-			a.pair.Peer().Apart.Ring()
+			a.pair.Wake()
 			require.Eventually(t, func() bool {
 				a.pair.pushing.Lock() // which is free while the frame is sent
 				defer a.pair.pushing.Unlock()

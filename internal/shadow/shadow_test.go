@@ -347,7 +347,7 @@ func TestPump(t *testing.T) {
 		*place.Hash, *place.Bytes, *place.Block = 100+n, 8, 200+n
 		place.Filled.Store(n)
 		if n%2 == 0 {
-			a.pair.Peer().Apart.Ring()
+			a.pair.Wake()
 		}
 		got := runner.Short.PlaceOf(in, n)
 		require.Eventually(t, func() bool { return got.Filled.Load() == n }, soon, time.Millisecond)

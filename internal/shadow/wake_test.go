@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -17,10 +18,16 @@ func pairThatSleeps(t *testing.T) (a, b *end) {
 	return pairOfEnds(t, func(e *end) { e.Set.sleep = time.Hour })
 }
 
+// deafen gives the pair a bell that nobody hears, and returns the pump's.
+func (e *end) deafen() (ofPump bell) {
+	ofPump, e.pair.bell = e.pair.bell, newBell()
+	return ofPump
+}
+
 // bells are those of a process: of its engine, and of threads that wait for p2p operations.
 func (e *end) bells() (engine, threads uint32) {
 	_, bell := e.pair.lanes[runner.HostLane].own.P2PSleeper()
-	return e.pair.engine.Read(), bell.Load()
+	return (*atomic.Uint32)(unsafe.Add(e.own.Arena, e.own.Bell)).Load(), bell.Load()
 }
 
 // Whoever sleeps for p2p operations is woken by one frame, and by one CREDIT: the engine, threads, or both. Who does not sleep is not.
@@ -53,7 +60,7 @@ func TestP2PWakes(t *testing.T) {
 	}
 }
 
-// What a rank publishes wakes the pump where it is woken as whoever sleeps for it: for p2p operations, and for messages of channels.
+// A pump that is rung sends what a rank has published: for p2p operations, and for messages of channels.
 func TestWakesReachThePump(t *testing.T) {
 	a, b := pairThatSleeps(t)
 	host := &a.pair.lanes[runner.HostLane]
@@ -63,7 +70,7 @@ func TestWakesReachThePump(t *testing.T) {
 	for n := range uint64(3) {
 		fifo.Put(n*64, runner.Frame{Kind: runner.FrameGrant, ID: n})
 		fifo.Written().Store((n + 1) * 64)
-		host.shadow.WakeP2P(a.pair.Peer().Apart)
+		a.pair.Wake()
 		require.Eventually(t, func() bool { return b.pair.lanes[0].in.fifo.Written().Load() == (n+1)*64 }, soon, time.Millisecond)
 	}
 	_, threads := host.shadow.P2PSleeper()
@@ -75,7 +82,7 @@ func TestWakesReachThePump(t *testing.T) {
 		place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), n)
 		*place.Bytes = 8
 		place.Filled.Store(n)
-		host.shadow.Wake(0, a.pair.Peer().Apart)
+		a.pair.Wake()
 		require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == n }, soon, time.Millisecond)
 	}
 }

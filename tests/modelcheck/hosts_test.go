@@ -46,8 +46,8 @@ func TestEveryProtectionOfHostsIsNeeded(t *testing.T) {
 			}
 		})
 	}
-	for s := HostSwitch(1); s < lastDirectSwitch; s++ {
-		if !turned[s] && s != lastVerdictSwitch && s != lastLinkSwitch && s != lastFifoSwitch {
+	for s := HostSwitch(1); s < lastPumpSwitch; s++ {
+		if !turned[s] && s != lastVerdictSwitch && s != lastLinkSwitch && s != lastFifoSwitch && s != lastDirectSwitch {
 			t.Errorf("switch %d of hosts stands in no table", s)
 		}
 	}

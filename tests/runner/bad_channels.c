@@ -209,13 +209,13 @@ static void third(rank *r, void *arg) {
   if (size > 2 && r->rank == 1) {
     scr_peer *p = r->group->peer;
     CHECK(awaits(r, 0, message) == -1);
-    p[ill()].apart = true;
+    p[ill()].pair = 1;
     CHECK(awaits(r, 0, message) == ill());
-    p[ill()].apart = false;
-    p[0].apart = true;
+    p[ill()].pair = 0;
+    p[0].pair = 1;
     atomic_store(&p[0].shared->collective.told, message);
     CHECK(scr_group_awaits(r->group, 0) == ill());
-    p[0].apart = false;
+    p[0].pair = 0;
     atomic_store(&p[0].shared->collective.waits_for, 0);
   }
   meet();
