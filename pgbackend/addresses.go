@@ -12,6 +12,7 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
@@ -34,7 +35,7 @@ var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
 // openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
 // one that await takes.
 func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
-	shared := networkKey{host: networkName(g), machines: g.machines()}
+	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)]}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {

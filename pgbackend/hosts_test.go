@@ -18,6 +18,7 @@ import (
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shadow"
+	"sagecomm/internal/transport/tcp"
 )
 
 // In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
@@ -335,6 +336,27 @@ func TestSecretsOverHosts(t *testing.T) {
 		require.NoError(t, err)
 	}
 	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+}
+
+// Ranks may differ in what payloads have checksums.
+func TestChecksumSettings(t *testing.T) {
+	eachAProcess(t)
+	w, errs := tryWorld(t, 3, opTimeout, func(rank int) options {
+		o := onHosts("012")(rank)
+		o["checksums"] = []string{"never", "auto", "always"}[rank]
+		return o
+	})
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	for kind := range coll.KindCount {
+		if kind.Collective() {
+			w.each(func(g *Group) error { return g.try(transfer{kind, 1, 1, equalLength(100_000)}, coll.Op{}) })
+		}
+	}
+	id := machineID()
+	require.NotEqual(t, tcp.Machine{}, id)
+	require.Equal(t, id, machineID(), "the boot id is the same")
 }
 
 // The engine of devices copies through the host, and no other one can be set.

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"fmt"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/env"
 	"sagecomm/internal/handshake"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
@@ -38,6 +40,8 @@ type networkKey struct {
 	secret   handshake.Key // by which processes prove that they belong to a job; zero: each group draws one
 	machines bool          // loopback does not lead to all other processes
 	files    [32]byte      // of encryption
+
+	checksums tcp.Checksums
 }
 
 // network is this process's end of links, with the listeners, and what crosses for its groups.
@@ -232,7 +236,7 @@ func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.En
 		return nil, fmt.Errorf("sagecomm: the ranks are on several machines, or in several network namespaces, and this process could only listen at %v: set SAGECOMM_SOCKET_IFNAME to a network that joins them", n.at[0].Addr())
 	}
 	_, _ = rand.Read(n.id[:]) // it does not fail
-	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set,
+	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set, Checksums: key.checksums, Machine: machineID(),
 		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
 		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
 	if err != nil {
@@ -246,6 +250,20 @@ func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.En
 		}
 	}
 	return n, nil
+}
+
+// checksumSettings are those of SAGECOMM_CHECKSUMS.
+var checksumSettings = map[string]tcp.Checksums{"auto": tcp.ChecksumsBetweenMachines, "always": tcp.ChecksumsAlways, "never": tcp.ChecksumsNever}
+
+// machineID returns the name of the kernel that this process runs on, one at random if the system does not tell.
+func machineID() (id tcp.Machine) {
+	if boot, err := procwatch.BootID(); err == nil && boot != "" {
+		h := sha256.Sum256([]byte(boot))
+		copy(id[:], h[:])
+		return id
+	}
+	_, _ = rand.Read(id[:]) // it does not fail
+	return id
 }
 
 func closeAll(listeners []net.Listener) {

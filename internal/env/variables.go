@@ -102,6 +102,9 @@ var (
 	TLSAuthorities = declare("TLS_AUTHORITIES", "", text("path of a file"),
 		"File in PEM with the certificates of the authorities that may issue the certificates of the other processes.")
 
+	Checksums = declare("CHECKSUMS", "auto", oneOf(choice[string]{"auto", "auto"}, choice[string]{"always", "always"}, choice[string]{"never", "never"}),
+		"Whether data that cross between hosts have checksums: `auto` leaves them out over the loopback of one machine, whose TCP has none there either, and `never` between machines too, if all ranks say so. Frames always have one of their headers. It means nothing with TLS, which authenticates everything.")
+
 	FlightDump = declare("FR_DUMP", "auto", orWord("auto", text("prefix of a path, or none")),
 		"Where a failure is dumped for torch's flight recorder analyser: the rank's number in the job is added to the prefix; `none` writes nothing, `auto` goes by TORCH_FR_DUMP_TEMP_FILE and TORCH_FR_DUMP_ON_TIMEOUT.")
 

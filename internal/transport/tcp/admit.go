@@ -77,7 +77,7 @@ func (n *Node) serve(raw *net.TCPConn, e *list.Element) {
 	}
 	in, answer := n.reserve(i, raw)
 	sent := s.Send([]byte{answer})
-	if answer != admitted {
+	if in == nil {
 		n.close(raw)
 		return
 	}
@@ -180,7 +180,7 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 		n.forget(p)
 	}
 	if p.incoming == nil {
-		in := &incoming{attempt: i.attempt, conns: make([]net.Conn, i.data+1), tcp: make([]*net.TCPConn, i.data+1)}
+		in := &incoming{attempt: i.attempt, sums: n.config.covers(&i, raw), conns: make([]net.Conn, i.data+1), tcp: make([]*net.TCPConn, i.data+1)}
 		in.timer = time.AfterFunc(n.config.Timing.Greeting, func() { n.giveUp(i.from, in) })
 		p.incoming = in
 	}
@@ -189,6 +189,9 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 		return nil, notWanted
 	}
 	in.tcp[i.index] = raw
+	if !in.sums {
+		return in, admittedBare
+	}
 	return in, admitted
 }
 
@@ -218,7 +221,7 @@ func (n *Node) take(i introduction, in *incoming, c net.Conn) {
 		return
 	}
 	in.timer.Stop()
-	if err := n.up(i.from, in.conns, in.tcp, in); err != nil {
+	if err := n.up(i.from, in.conns, in.tcp, in.sums, in); err != nil {
 		n.giveUp(i.from, in)
 	}
 }

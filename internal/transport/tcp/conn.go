@@ -30,7 +30,8 @@ type conn struct {
 	index int
 	tcp   *net.TCPConn
 	raw   syscall.RawConn // of tcp
-	plain bool            // without TLS: read by readv
+	plain bool            // without TLS: read by readv, and frames have checksums
+	sums  bool            // which cover payloads
 	out   *outbox         // with TLS: what is to be sent
 	net.Conn
 
@@ -89,7 +90,7 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 		return nil, err
 	}
 	_, plain := c.(*net.TCPConn)
-	n := &conn{link: l, index: index, Conn: c, tcp: tcp, raw: raw, plain: plain, ended: make(chan struct{})}
+	n := &conn{link: l, index: index, Conn: c, tcp: tcp, raw: raw, plain: plain, sums: plain && l.sums, ended: make(chan struct{})}
 	if !plain {
 		n.out = newOutbox()
 	}

@@ -18,7 +18,8 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(n.dials, cancel)()
-	i := introduction{from: n.config.Self, to: id, attempt: n.attempts.Add(1), data: uint8(n.config.Data)}
+	i := introduction{from: n.config.Self, to: id, attempt: n.attempts.Add(1), data: uint8(n.config.Data), checksums: n.config.Checksums, machine: n.config.Machine}
+	sums := false
 	conns, raws := make([]net.Conn, n.config.Data+1), make([]*net.TCPConn, n.config.Data+1)
 	defer func() {
 		for _, c := range raws {
@@ -34,7 +35,7 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 		i.index = uint8(k)
 		var why error
 		for a, address := range at {
-			if conns[k], raws[k], err = n.dialOne(ctx, address, i, key); err == nil {
+			if conns[k], raws[k], sums, err = n.dialOne(ctx, address, i, key); err == nil {
 				at = at[a : a+1] // all connections of a link go to one address
 				break
 			}
@@ -47,7 +48,7 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 			return unlinked(errors.Join(why, ctx.Err()))
 		}
 	}
-	return n.up(id, conns, raws, nil)
+	return n.up(id, conns, raws, sums, nil)
 }
 
 // unlinked returns the error of a link that was not made.
@@ -63,16 +64,17 @@ func unlinked(why error) error {
 		"SAGECOMM_PORT_RANGE, or set SAGECOMM_SOCKET_IFNAME to a network that joins them: %w", why)
 }
 
-func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, name handshake.Space) (c net.Conn, raw *net.TCPConn, err error) {
+// dialOne makes one connection. sums: payloads have checksums on it, as on all others of the link.
+func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, name handshake.Space) (c net.Conn, raw *net.TCPConn, sums bool, err error) {
 	key, known := n.keys.of(name)
 	if !known {
-		return nil, nil, errors.New("internal error: the key of the link was removed")
+		return nil, nil, false, errors.New("internal error: the key of the link was removed")
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.config.Timing.Greeting)
 	defer cancel()
 	plain, err := (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", at.String())
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	own := plain.(*net.TCPConn)
 	n.opened(own)
@@ -91,37 +93,38 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	limit := &bounded{Conn: plain, left: -1}
 	if n.config.TLS != nil {
 		if _, err = linkProtocol.Greet(plain, name, key, deadline); err != nil {
-			return nil, nil, err
+			return nil, nil, false, err
 		}
 		// A handshake with the context would close the connection itself when that ends, without a call of Closing.
 		if err = plain.SetDeadline(deadline); err != nil {
-			return nil, nil, err
+			return nil, nil, false, err
 		}
 		limit.left = maxBetween // who has the secret, and no certificate, is not read for longer
 		secure := tls.Client(limit, n.config.TLS)
 		if err = secure.Handshake(); err != nil {
-			return nil, nil, asCertificateError(err)
+			return nil, nil, false, asCertificateError(err)
 		}
 		if key, err = bound(key, secure); err != nil {
-			return nil, nil, err
+			return nil, nil, false, err
 		}
 		c = secure
 	}
 	s, err := linkProtocol.Greet(c, name, key, deadline)
 	if err != nil {
-		return nil, nil, asCertificateError(err) // the other process verifies the certificate of this one behind the handshake of TLS
+		return nil, nil, false, asCertificateError(err) // the other process verifies the certificate of this one behind the handshake of TLS
 	}
 	limit.left = -1
 	if err = c.SetDeadline(deadline); err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	if err = s.Send(i.encode()); err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	answer, err := s.Receive()
 	switch {
 	case err != nil:
-	case bytes.Equal(answer, []byte{admitted}):
+	case bytes.Equal(answer, []byte{admitted}), bytes.Equal(answer, []byte{admittedBare}):
+		sums = answer[0] == admitted
 		err = c.SetDeadline(time.Time{})
 	case bytes.Equal(answer, []byte{crossed}):
 		err = errCrossed
@@ -134,5 +137,5 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	default:
 		err = errors.New("the other process has closed its links, or has had a later attempt: its log says why it ended")
 	}
-	return c, own, err
+	return c, own, sums, err
 }

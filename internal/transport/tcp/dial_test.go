@@ -56,7 +56,7 @@ func TestTimerAndLastConnection(t *testing.T) {
 	conns, raws := in.conns, in.tcp
 	b.Node.mu.Unlock()
 	b.giveUp(i.from, in)
-	require.ErrorIs(t, b.up(i.from, conns[:1], raws[:1], in), errGivenUp)
+	require.ErrorIs(t, b.up(i.from, conns[:1], raws[:1], in.sums, in), errGivenUp)
 	b.Node.mu.Lock()
 	defer b.Node.mu.Unlock()
 	require.Nil(t, b.peers[i.from].link)

@@ -114,7 +114,7 @@ func TestReadingDoesNotWaitForSending(t *testing.T) {
 	}
 	id := Identity{1}
 	processors := runtime.GOMAXPROCS(1) // so that the goroutines of the link begin when the locks are held
-	err := b.up(id, conns, raws, nil)
+	err := b.up(id, conns, raws, true, nil)
 	l := b.peers[id].link
 	for _, c := range l.conns {
 		c.sending.Lock() // as in a send that waits

@@ -121,7 +121,7 @@ func FuzzStream(f *testing.F) {
 		guard := bytes.Repeat([]byte{0xee}, MaxMessage+64)
 		s := &strict{t: t, place: guard[:MaxMessage]}
 		l := &Link{node: &Node{config: Config{Receiver: s}}}
-		c := &conn{link: l, index: 1, plain: plain, out: newOutbox(), ended: make(chan struct{})}
+		c := &conn{link: l, index: 1, plain: plain, sums: plain, out: newOutbox(), ended: make(chan struct{})}
 		defer c.out.close()
 		l.conns = []*conn{nil, c} // it answers PROBE
 		c.receiving.intake = make([]byte, intakeBytes)
@@ -282,7 +282,7 @@ func FuzzKinds(f *testing.F) {
 			stream[damage-1] ^= byte(damage>>3) | 1
 		}
 		s := newShadowy(t)
-		c := &conn{link: &Link{node: &Node{config: Config{Receiver: s}}}, index: on, plain: plain, out: newOutbox(), ended: make(chan struct{})}
+		c := &conn{link: &Link{node: &Node{config: Config{Receiver: s}}}, index: on, plain: plain, sums: plain, out: newOutbox(), ended: make(chan struct{})}
 		defer c.out.close()
 		c.link.conns = []*conn{c, c} // it answers PROBE
 		c.receiving.intake = make([]byte, intakeBytes)

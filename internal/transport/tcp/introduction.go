@@ -15,7 +15,7 @@ type Identity [16]byte
 var linkProtocol = handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: introductionBytes}
 
 // Version is that of section 16 of docs/protocol.md.
-const Version = 4
+const Version = 5
 
 // introduction says, behind the handshake, which connection this is.
 type introduction struct {
@@ -23,16 +23,20 @@ type introduction struct {
 	attempt  uint64 // all connections of a link have the same; those of later attempts of a process have higher ones
 	index    uint8  // of the connection
 	data     uint8  // number of data connections
+
+	checksums Checksums // as the dialing process has it set
+	machine   Machine   // of that process
 }
 
-const introductionBytes = 1 + 16 + 16 + 8 + 1 + 1
+const introductionBytes = 1 + 16 + 16 + 8 + 1 + 1 + 1 + 16
 
 // MaxData bounds the data connections of a link.
 const MaxData = 16
 
 func (i introduction) encode() []byte {
 	out := append(append([]byte{Version}, i.from[:]...), i.to[:]...)
-	return append(binary.LittleEndian.AppendUint64(out, i.attempt), i.index, i.data)
+	out = append(binary.LittleEndian.AppendUint64(out, i.attempt), i.index, i.data, byte(i.checksums))
+	return append(out, i.machine[:]...)
 }
 
 var errIntroduction = errors.New("it does not say which connection it is")
@@ -46,8 +50,9 @@ func parseIntroduction(from []byte) (i introduction, err error) {
 	}
 	copy(i.from[:], from[1:])
 	copy(i.to[:], from[17:])
-	i.attempt, i.index, i.data = binary.LittleEndian.Uint64(from[33:]), from[41], from[42]
-	if i.data == 0 || i.data > MaxData || i.index > i.data {
+	i.attempt, i.index, i.data, i.checksums = binary.LittleEndian.Uint64(from[33:]), from[41], from[42], Checksums(from[43])
+	copy(i.machine[:], from[44:])
+	if i.data == 0 || i.data > MaxData || i.index > i.data || i.checksums > ChecksumsNever {
 		return i, errIntroduction
 	}
 	return i, nil
@@ -55,7 +60,8 @@ func parseIntroduction(from []byte) (i introduction, err error) {
 
 // Answers to an introduction.
 const (
-	admitted     byte = 'a'
+	admitted     byte = 'a' // payloads have checksums
+	admittedBare byte = 'b' // they have none
 	crossed      byte = 'c' // this process is dialing, and its connections are the ones that are kept
 	notWanted    byte = 'n' // a later attempt has come, the connection is there, or this process has closed its links
 	otherSetup   byte = 's' // the processes have other numbers of data connections

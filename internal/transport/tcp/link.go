@@ -20,6 +20,7 @@ type Link struct {
 	node  *Node
 	peer  Identity
 	at    netip.AddrPort // of the other end
+	sums  bool           // payloads have checksums
 	conns []*conn        // the control connection, then the data connections
 	began time.Time
 
@@ -338,7 +339,9 @@ func (l *Link) Calm(on bool) {
 }
 
 // addressOf returns the address of the other end of a connection.
-func addressOf(c net.Conn) netip.AddrPort {
-	a := c.RemoteAddr().(*net.TCPAddr).AddrPort()
+func addressOf(c net.Conn) netip.AddrPort { return unmapped(c.RemoteAddr()) }
+
+func unmapped(of net.Addr) netip.AddrPort {
+	a := of.(*net.TCPAddr).AddrPort()
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }

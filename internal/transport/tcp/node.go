@@ -38,6 +38,9 @@ type Config struct {
 	Receiver Receiver
 	Lost     func(l *Link, why error) // called once for a link that is lost, when nothing of it is read or written any more; may be nil
 	Timing   Timing                   // zero: DefaultTiming
+	// Checksums is compared with that of the other process, and Machine is the kernel that this process runs on.
+	Checksums Checksums
+	Machine   Machine
 	// Opened and Closing are called for each descriptor of the node, after it was made and before it is closed, so that forked children
 	// can close it. They may be nil.
 	Opened, Closing func(fd uintptr)
@@ -86,6 +89,7 @@ type peer struct {
 // incoming are connections of one attempt of the other process, which are not complete yet.
 type incoming struct {
 	attempt uint64
+	sums    bool // payloads have checksums
 	conns   []net.Conn
 	tcp     []*net.TCPConn
 	ready   int
@@ -361,8 +365,8 @@ func (n *Node) Await(ctx context.Context, id Identity, atMost time.Duration) *Li
 }
 
 // up makes the link of complete connections, which are those of an attempt of the other process unless in is nil.
-func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, in *incoming) error {
-	l := &Link{node: n, peer: id, at: addressOf(raws[control]), began: time.Now(), undrained: make(chan struct{}), finished: make(chan struct{})}
+func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, sums bool, in *incoming) error {
+	l := &Link{node: n, sums: sums, peer: id, at: addressOf(raws[control]), began: time.Now(), undrained: make(chan struct{}), finished: make(chan struct{})}
 	for k, c := range conns {
 		made, err := newConn(l, k, c, raws[k])
 		if err != nil {

@@ -168,7 +168,7 @@ func (c *conn) place() (err error) {
 func (c *conn) filled(n int) {
 	r := &c.receiving
 	r.rest -= n
-	if c.plain {
+	if c.sums {
 		for left, k := n, 0; left > 0; k++ {
 			part := r.payload[k][:min(left, len(r.payload[k]))]
 			r.sum.add(part)

@@ -39,7 +39,9 @@ func (c *conn) encode(h *Header, payload [][]byte) [][]byte {
 	h.Encode(&s.head)
 	s.sum.begin(s.number, &s.head)
 	for _, p := range payload {
-		s.sum.add(p)
+		if c.sums {
+			s.sum.add(p)
+		}
 	}
 	binary.LittleEndian.PutUint32(s.head[sumAt:], s.sum.value())
 	s.bufs = append(append(s.bufs[:0], s.head[:]), payload...)

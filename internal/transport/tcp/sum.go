@@ -2,9 +2,42 @@ package tcp
 
 import (
 	"encoding/binary"
+	"net"
+	"net/netip"
 
 	"github.com/zeebo/xxh3"
 )
+
+// Checksums says of which frames the checksum covers the payload, beside the header. Payloads have checksums if one of the two processes of a link
+// wants them. Within TLS there are none.
+type Checksums uint8
+
+// The settings.
+const (
+	ChecksumsAlways          Checksums = iota
+	ChecksumsBetweenMachines           // not over the loopback of a kernel, whose TCP has none there either
+	ChecksumsNever
+)
+
+// Machine names a running kernel.
+type Machine [16]byte
+
+// covers reports whether payloads have checksums between this process and one that has introduced itself on a connection.
+func (c *Config) covers(i *introduction, raw *net.TCPConn) bool {
+	switch {
+	case c.Checksums == ChecksumsAlways || i.checksums == ChecksumsAlways:
+		return true
+	case c.Checksums == ChecksumsNever && i.checksums == ChecksumsNever:
+		return false
+	default:
+		return c.Machine != i.machine || !areLoopback(unmapped(raw.LocalAddr()).Addr(), unmapped(raw.RemoteAddr()).Addr())
+	}
+}
+
+// areLoopback reports whether the ends of a connection are addresses of this host, between which the kernel carries bytes over loopback.
+func areLoopback(here, there netip.Addr) bool {
+	return here == there || here.IsLoopback() && there.IsLoopback()
+}
 
 // sumBlock is the length of the blocks of a payload that are hashed one by one. It fits into the first cache of a processor.
 const sumBlock = 8 << 10
