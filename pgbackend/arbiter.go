@@ -235,9 +235,10 @@ func (a *arbiter) take(over int, h *tcp.Header, payload []byte) error {
 	return nil
 }
 
-// mostWaiting bounds the frames that have come over one link, or are to be sent over it, at the same time. Of n members each sends LOST once
-// for each of the n(n-1)/2 links, and passes on five kinds of frames for n^2 pairs of members. Where more wait, something repeats itself.
-func (a *arbiter) mostWaiting() int { return 64 + 8*len(a.lowest)*len(a.lowest) }
+// mostWaiting bounds the frames that have come over one link, or are to be sent over it, at the same time. Of n members one that alone joins two
+// halves tells each member of n^2/4 lost links, and passes on CAUSE of n/2 others to it; LOST is of n(n-1)/2 links at most. Where more than n^2
+// wait, and 64 for each member, something repeats itself.
+func (a *arbiter) mostWaiting() int { return (64 + len(a.lowest)) * len(a.lowest) }
 
 // linkLost takes note that the link to a member is lost. Frames that have come over it were taken before.
 func (a *arbiter) linkLost(member int) {
@@ -327,10 +328,10 @@ func (a *arbiter) step() bool {
 	if over {
 		return false
 	}
-	for _, f := range todo {
+	for _, f := range todo { // thousands where hosts do not reach each other any more
 		f()
-		a.act()
 	}
+	a.act()
 	if a.member.Unsettled() || a.unsent() { // behind what has come: members that left may have sent it
 		a.look()
 	}
@@ -350,9 +351,9 @@ func (a *arbiter) look() {
 		if j != a.self && !a.known[j] && a.left(j) {
 			a.known[j], a.backlog[j] = true, backlog{}
 			a.member.Left(j)
-			a.act()
 		}
 	}
+	a.act()
 }
 
 // act does what the member has to do.

@@ -62,6 +62,7 @@ type arbiterWorld struct {
 
 	mu    sync.Mutex
 	left  []bool
+	said  [][]bool // by member and member: the farewell of the other one has come over their link
 	cut   [][]bool // by pair: nothing is carried any more
 	full  [][]bool // by sender and receiver: the link takes nothing now
 	half  [][]bool // by sender and receiver: of a frame the link takes a part only, and is full then
@@ -81,6 +82,7 @@ func newArbiterWorld(t *testing.T, stores ...bootstrap.Claimer) *arbiterWorld {
 	for i := range n {
 		lowest = append(lowest, 2*i)
 		c.cut, c.full, c.half = append(c.cut, make([]bool, n)), append(c.full, make([]bool, n)), append(c.half, make([]bool, n))
+		c.said = append(c.said, make([]bool, n))
 		c.way, c.rest = append(c.way, make([]chan memberFrame, n)), append(c.rest, make([]*memberFrame, n))
 	}
 	for i, store := range stores {
@@ -96,7 +98,7 @@ func newArbiterWorld(t *testing.T, stores ...bootstrap.Claimer) *arbiterWorld {
 				c.looks.Add(1)
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				return c.left[member]
+				return c.said[i][member]
 			}}))
 		c.groups = append(c.groups, &notedGroup{})
 		c.members[i].serve(c.groups[i])
@@ -193,12 +195,15 @@ func (c *arbiterWorld) lose(i, j int) {
 
 func (c *arbiterWorld) noticed(i, j int) { c.members[i].linkLost(j) }
 
-// leave lets a member leave the group, whose process lives on with its links. The others see that.
+// leave lets a member leave the group, whose process lives on with its links. The others see that over links that are not cut.
 func (c *arbiterWorld) leave(i int) {
 	c.members[i].leave(c.groups[i])
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.left[i] = true
+	for j := range c.said {
+		c.said[j][i] = c.said[j][i] || !c.cut[j][i]
+	}
 }
 
 // end ends everything.

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
+	"sagecomm/internal/verdict"
 )
 
 // length is an incident that is diagnosed as a mismatch.
@@ -214,6 +216,41 @@ func TestBacklogIsBounded(t *testing.T) {
 	}, nil, nil, nil)
 }
 
+// What has come at once is taken as a whole: many lost links cost as much as one, and frames go over the links that are left.
+func TestWhatComesAtOnceIsTakenAsAWhole(t *testing.T) {
+	inWorld(t, func(t *testing.T, c *arbiterWorld) {
+		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
+		time.Sleep(5 * trip)
+		c.mu.Lock()
+		for j := range c.members {
+			c.full[0][j] = true
+		}
+		c.mu.Unlock()
+		goOn, kinds := make(chan struct{}), make(chan []string, 1)
+		a := c.members[0]
+		a.push(func() { <-goOn })
+		c.lose(0, 4)
+		c.noticed(0, 4)
+		for i := uint64(1); i < 3; i++ {
+			require.NoError(t, a.take(int(i), &tcp.Header{Kind: tcp.Lost, Group: 77, From: uint32(2 * i), Number: 2 * i, Block: 8}, nil))
+		}
+		close(goOn)
+		synctest.Wait()
+		a.push(func() {
+			list := make([]string, len(a.backlog))
+			for j, b := range a.backlog {
+				for _, f := range b.frames {
+					if f.Kind == verdict.Cause {
+						list[j] += fmt.Sprint("CAUSE for ", f.To)
+					}
+				}
+			}
+			kinds <- list
+		})
+		require.Equal(t, []string{"", "", "", "CAUSE for 4", ""}, <-kinds)
+	}, nil, nil, nil, nil, nil)
+}
+
 // More frames than members send end the link over which they have come, or are to go.
 func TestFloodsEndTheLink(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
@@ -226,7 +263,7 @@ func TestFloodsEndTheLink(t *testing.T) {
 		for ; err == nil && n < 1000; n++ {
 			err = a.take(1, &tcp.Header{Kind: tcp.Declare, Group: 77, From: 2, Taken: 2}, record)
 		}
-		require.EqualError(t, err, "96 frames of the verdict on group 4d wait, more than 2 members send")
+		require.EqualError(t, err, "132 frames of the verdict on group 4d wait, more than 2 members send")
 		close(goOn)
 		synctest.Wait()
 		require.NoError(t, a.take(1, &tcp.Header{Kind: tcp.Declare, Group: 77, From: 2, Taken: 2}, record), "they were handled")
@@ -298,7 +335,7 @@ func TestArbitersThatAreDoneSleep(t *testing.T) {
 		time.Sleep(time.Second)
 		before := c.looks.Load()
 		time.Sleep(time.Hour)
-		require.LessOrEqual(t, c.looks.Load()-before, int64(2*2*(time.Hour/settledTick)), "two of three look for two others")
+		require.LessOrEqual(t, c.looks.Load()-before, int64(3*2*(time.Hour/settledTick)), "each of three looks for two others")
 	}, lasting(3)...)
 }
 

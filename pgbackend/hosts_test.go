@@ -359,7 +359,7 @@ func TestChecksumSettings(t *testing.T) {
 	require.Equal(t, id, machineID(), "the boot id is the same")
 }
 
-// The engine of devices copies through the host, and no other one can be set.
+// The engine cuda is for ranks of one host. Where no rank has a vendor's library either, tensors of devices go through the host.
 func TestEnginesOverHosts(t *testing.T) {
 	w := newHostsWorld(t, "01")
 	c, found := w.groups[0].deviceEngine.Candidate(cudaEngine)

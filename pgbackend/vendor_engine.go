@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
@@ -35,9 +36,19 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 			}
 			g.fail(f)
 		},
-		Warn:  func(err error) { observe.Warn("group %q: %v", g.title(), err) },
-		Guard: g.lastingGuard(),
+		ReportWait: g.reportWait(),
+		Warn:       func(err error) { observe.Warn("group %q: %v", g.title(), err) },
+		Guard:      g.lastingGuard(),
 	}, others, without, g.process.vendors, openAccess)
+}
+
+// reportWait returns how long an error of a vendor's library waits for a failure that explains it. In a group over several hosts, a death is noticed
+// after 2 s at the latest, and deathWait later it is the cause of this rank. On one host it is noticed at once, and the libraries do not notice it.
+func (g *Group) reportWait() time.Duration {
+	if g.apart() {
+		return 2*time.Second + deathWait
+	}
+	return 0
 }
 
 // withoutEngine notes whether ranks have reasons to do without an engine, and returns the choice that holds now.

@@ -122,7 +122,7 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
     g->coll.engine_need = r->need;
     scr_extend(r, g->coll.stop);
     l.at_gate = r->at_gate || g->coll.external_head != NULL;
-    if (at->check) rc = scr_check_wait(g, r, at->now);
+    if (at->check) rc = r->gate.external ? 0 : scr_check_wait(g, r, at->now); /* external ones are on the list */
     if (at->check && rc == 0 && g->coll.external_head != NULL) rc = scr_external_check(g, at->now, &r);
     scr_begin_timeout(r, at->now);
     if (at->announce || rc > 0) {

@@ -105,20 +105,39 @@ void scr_gate_open(const scr_run *r) {
 
 /* ---- external runs ---- */
 
+/* Returns the last collective that a rank has recorded, and reads one record where nothing is new: a group may have hundreds of
+ * ranks, and this comes with each operation. Calls are recorded in the order of their numbers, so a record of a later call is in the
+ * place of the next one, or the place behind it if the owner is writing that one. */
+static uint64_t recorded_by(scr_peer *p) {
+  for (uint64_t last = p->recorded_seen;;) {
+    uint64_t seq = atomic_load_explicit(&p->shared->records[(last + 1) % SCR_RECORDS].seq, memory_order_acquire);
+    if (seq == 0) {
+      seq = atomic_load_explicit(&p->shared->records[(last + 2) % SCR_RECORDS].seq, memory_order_acquire);
+    }
+    if (seq <= last) return p->recorded_seen = last;
+    last = seq;
+  }
+}
+
 /* Compares what this rank and a peer have recorded of the last collective that both have recorded, or of the last one that
- * both have marked. */
-static bool agrees(const scr_group *g, int32_t peer) {
+ * both have marked. `last` is this rank's last one. */
+static bool agrees(scr_group *g, int32_t peer, uint64_t last) {
   scr_call mine, theirs;
-  uint64_t last = scr_group_recorded(g, g->rank), other = scr_group_recorded(g, peer), both = scr_min(last, other);
+  scr_peer *p = &g->peer[peer];
+  uint64_t both = scr_min(last, recorded_by(p));
+  if (both == p->agreed) return true; /* what a remote rank has recorded since comes with STATE */
   if (scr_group_call(g, g->rank, both, &mine) && scr_group_call(g, peer, both, &theirs)) {
-    return mine.hash == theirs.hash;
+    if (mine.hash != theirs.hash) return false;
+    p->agreed = both;
+    return true;
   }
   return scr_group_marks_agree(g, peer, both);
 }
 
 int scr_external_compare(scr_group *g, scr_run *r) {
+  uint64_t last = recorded_by(&g->peer[g->rank]);
   for (int32_t i = 0; i < g->size; i++) {
-    if (i == g->rank || agrees(g, i)) continue;
+    if (i == g->rank || agrees(g, i, last)) continue;
     r->peer = i;
     return SCR_INCIDENT_MISMATCH;
   }
@@ -197,11 +216,12 @@ scr_run *scr_external_block(scr_group *g, scr_run *r) {
   return r;
 }
 
+/* The ranks are visited once, however many runs are on the list. */
 int scr_external_check(scr_group *g, int64_t now, scr_run **culprit) {
+  scr_leaver left = scr_first_to_leave(g);
   for (scr_run *r = g->coll.external_head; r != NULL; r = r->next_external) {
     *culprit = scr_external_block(g, r);
-    int code = scr_check_wait(g, r, now);
-    if (code == 0 && r == g->coll.external_head) code = scr_external_compare(g, r);
+    int code = scr_check_external(g, r, now, r == g->coll.external_head, &left);
     if (code) return code;
   }
   return 0;

@@ -36,6 +36,8 @@ typedef struct scr_peer {
   _Atomic uint32_t *engine_bell; /* not of a shadow */
   unsigned char *large;          /* its large slots; NULL until this process has read their offset, or made its own */
   uint64_t consumed_seen[2];     /* lower bounds of its consumed tickets: small slots, large slots */
+  uint64_t recorded_seen;        /* lower bound of its last recorded call; see gate.c. Drive lock. */
+  uint64_t agreed; /* the last call of which this rank's record and its own are known to agree. Drive lock. */
   const scr_flight_area *flight; /* its flight recorder; NULL where it has none or this process cannot read it */
   uint32_t flight_entries;
   bool flight_stacks;

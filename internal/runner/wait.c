@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include "engine.h"
+#include "gates.h"
 #include "wait.h"
 
 void scr_wake_engine(const scr_peer *p) {
@@ -77,23 +78,40 @@ static bool has_left(const scr_group *g, int32_t rank) {
   return atomic_load_explicit(&g->peer[rank].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0;
 }
 
-/* Whether a rank has left without the call of an external run, in which every rank takes part. The goodbye is read first: what a rank
- * has called before is recorded then. */
-static bool lacks_a_rank(const scr_group *g, scr_run *r) {
+/* The goodbye is read first: what a rank has called before is recorded then. */
+scr_leaver scr_first_to_leave(const scr_group *g) {
+  scr_leaver first = {.rank = -1};
   for (int32_t i = 0; i < g->size; i++) {
-    if (i == g->rank || !has_left(g, i) || scr_group_recorded(g, i) >= r->coll.seq) continue;
-    if (!still_blocked(r)) return false;
-    r->peer = i;
-    return true;
+    if (i == g->rank || !has_left(g, i)) continue;
+    uint64_t last = scr_group_recorded(g, i);
+    if (first.rank < 0 || last < first.last) first = (scr_leaver){i, last};
   }
-  return false;
+  return first;
+}
+
+static bool has_failed(const scr_group *g) {
+  return atomic_load_explicit(g->failure, memory_order_acquire) != 0 ||
+         (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0;
+}
+
+/* Every rank takes part in an external run. */
+int scr_check_external(scr_group *g, scr_run *r, int64_t now, bool compare, const scr_leaver *left) {
+  if (has_failed(g)) return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
+  int code = compare ? scr_external_compare(g, r) : 0;
+  if (code) return code;
+  if (left != NULL && left->rank >= 0 && left->last < r->coll.seq && still_blocked(r)) {
+    r->peer = left->rank;
+    return SCR_INCIDENT_LEFT;
+  }
+  return has_timed_out(r, now) ? SCR_INCIDENT_TIMEOUT : 0;
 }
 
 int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
-  if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 ||
-      (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0) {
-    return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
+  if (r->gate.external) {
+    scr_leaver left = scr_first_to_leave(g);
+    return scr_check_external(g, r, now, true, &left);
   }
+  if (has_failed(g)) return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
   if (r->coll.seq != 0) {
     for (int32_t i = 0; i < g->size; i++) {
       scr_call call;
@@ -103,10 +121,7 @@ int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
       }
     }
   }
-  if (r->gate.external ? lacks_a_rank(g, r)
-                       : r->flag != NULL && r->peer != g->rank && has_left(g, r->peer) && still_blocked(r)) {
-    return SCR_INCIDENT_LEFT;
-  }
+  if (r->flag != NULL && r->peer != g->rank && has_left(g, r->peer) && still_blocked(r)) return SCR_INCIDENT_LEFT;
   return has_timed_out(r, now) ? SCR_INCIDENT_TIMEOUT : 0;
 }
 
@@ -146,6 +161,12 @@ static int in_incident(scr_sleeper *s, const scr_run *r, int code) {
   return code;
 }
 
+/* The look before a sleep. No rank wakes the driver of an external run, which sleeps at a gate and so not for long. The look above,
+ * which comes each millisecond, visits the ranks for it. */
+static int check_again(scr_group *g, scr_run *r, int64_t now) {
+  return r->gate.external ? scr_check_external(g, r, now, false, NULL) : scr_check_wait(g, r, now);
+}
+
 int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t slice_end) {
   int64_t now = scr_look_at_clock(r, p, 0);
   if (p->began == 0) {
@@ -171,7 +192,7 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
   uint32_t bell = atomic_load_explicit(&s->bell, memory_order_seq_cst);
   atomic_store_explicit(&s->waits_for, scr_sleeps_word(r), memory_order_seq_cst);
   int code = 0;
-  if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = scr_check_wait(g, r, now)) == 0) {
+  if (atomic_load_explicit(r->flag, memory_order_seq_cst) < r->need && (code = check_again(g, r, now)) == 0) {
     int64_t ns = slice_end - now, most = r->at_gate ? g->policy.gate_ns : g->policy.sleep_ns;
     if (ns > most) ns = most;
     if (r->deadline_ns != 0 && ns > r->deadline_ns - now) ns = r->deadline_ns - now;

@@ -63,6 +63,17 @@ int scr_relax(scr_group *g, scr_run *r, scr_backoff *p, scr_sleeper *s, int64_t 
 /* Sets the deadline of a run that begins to wait, unless its input is not ready yet: the timeout of an operation counts
  * from then on. */
 void scr_begin_timeout(scr_run *r, int64_t now);
+/* A rank that has left, and the last collective that it has recorded; rank -1: no rank has left. */
+typedef struct scr_leaver {
+  int32_t rank;
+  uint64_t last;
+} scr_leaver;
+
+/* Returns the one of those that have left that has recorded the fewest collectives. */
+scr_leaver scr_first_to_leave(const scr_group *g);
+/* scr_check_wait() for an external run. With `compare` it compares this rank's calls with those of all peers, and if `left` is not NULL
+ * it looks whether that rank has made the call. So it visits no rank without. */
+int scr_check_external(scr_group *g, scr_run *r, int64_t now, bool compare, const scr_leaver *left);
 /* Looks whether the wait can still succeed: DOWN, failure word, goodbye of the peer, records that differ, deadline. All
  * timeouts of collectives are found here. Returns 0 or an incident code. */
 int scr_check_wait(scr_group *g, scr_run *r, int64_t now);

@@ -58,6 +58,7 @@ const storeBallot = 0
 type Member struct {
 	routes
 	next Next
+	news bool // of routes, which settle has not seen to yet
 
 	declared string // the first record that it knows of
 	verdict  string
@@ -76,8 +77,9 @@ func New(self, members int) *Member {
 	return &Member{routes: newRoutes(self, members)}
 }
 
-// Next returns what has to be done since it was called last.
+// Next returns what has to be done since it was called last. Links and members that are lost between two calls cost as much as one.
 func (m *Member) Next() Next {
+	m.settle()
 	n := m.next
 	m.next = Next{}
 	return n
@@ -89,13 +91,15 @@ func (m *Member) Verdict() string { return m.verdict }
 // Pending reports whether this member knows of a failure and has no verdict.
 func (m *Member) Pending() bool { return m.verdict == "" && m.declared != "" }
 
-// Unsettled reports whether it matters that a member leaves: this one waits for a verdict, or one has it from this one over others only.
+// Unsettled reports whether it matters that a member leaves: this one waits for a verdict, or members that are not lost have no link to each
+// other, so that one of them does not see the farewell of the other one.
 func (m *Member) Unsettled() bool {
-	if m.verdict == "" {
-		return m.declared != ""
+	m.settle()
+	if m.Pending() {
+		return true
 	}
 	for j := range m.members {
-		if !m.lost(j) && !m.linked(j) {
+		if !m.lost(j) && m.parted(j) {
 			return true
 		}
 	}
@@ -107,11 +111,13 @@ func (m *Member) Declare(record string) {
 	if m.verdict == "" && m.declared == "" {
 		m.declared = record
 	}
+	m.settle()
 	m.act()
 }
 
 // Answer takes what the store has after the claim.
 func (m *Member) Answer(record string) {
+	m.settle()
 	if m.verdict == "" && m.promised == storeBallot {
 		m.decide(storeBallot, record)
 	}
@@ -119,6 +125,7 @@ func (m *Member) Answer(record string) {
 
 // StoreLost takes note that the store cannot be reached, or does not answer. Answer takes what comes later all the same.
 func (m *Member) StoreLost() {
+	m.settle()
 	m.noStore = true
 	if m.verdict == "" && m.asked != 0 {
 		m.promise(m.asked)
@@ -133,7 +140,7 @@ func (m *Member) LinkLost(to int) { m.learn(m.self, to) }
 // nothing any more. What it has sent before may come later, and is taken.
 func (m *Member) Left(j int) {
 	if j != m.self && m.leave(j) {
-		m.changed()
+		m.news = true
 	}
 }
 
@@ -203,6 +210,10 @@ func (f Frame) Check(members int) error {
 }
 
 func (m *Member) handle(f Frame) {
+	if f.Kind == Cause && m.verdict != "" { // such frames come with links that are lost
+		return
+	}
+	m.settle()
 	switch {
 	case f.Kind == Collect:
 		m.collected(f)
@@ -315,6 +326,21 @@ func (m *Member) decide(ballot int, record string) {
 	}
 }
 
+// settle sees to links that were lost, and members that have left, since it was called last.
+func (m *Member) settle() {
+	if !m.news {
+		return
+	}
+	m.news = false
+	m.fresh()
+	for j := range m.members {
+		if m.left.has(j) && m.parted(j) && m.forgo(m.self, j) { // who has no link there does not see the farewell
+			m.announce(m.self, j)
+		}
+	}
+	m.changed()
+}
+
 // changed goes on after a link was lost, or a member has left. What was on the way over it, from this member or from another one that passed it
 // on, is sent again; frames to a member to which there is a link have gone over that link.
 func (m *Member) changed() {
@@ -367,6 +393,12 @@ func (m *Member) learn(end, other int) {
 	if !m.cut(end, other) {
 		return
 	}
+	m.news = true
+	m.announce(end, other)
+}
+
+// announce tells of a lost link what learn says.
+func (m *Member) announce(end, other int) {
 	for j := range m.members {
 		if end == m.self || m.gone[end].has(j) {
 			m.tell(j, end, other)
@@ -379,12 +411,11 @@ func (m *Member) learn(end, other int) {
 			}
 		}
 	}
-	m.changed()
 }
 
-// tell tells a member to which there is a link of the loss of another one.
+// tell tells a member to which there is a link of the loss of another one. One that has left reads nothing.
 func (m *Member) tell(to, end, other int) {
-	if to != m.self && to != end && m.linked(to) {
+	if to != m.self && to != end && m.linked(to) && !m.left.has(to) {
 		m.next.Send = append(m.next.Send, Sent{to, Frame{Kind: Lost, From: end, To: to, Ends: [2]int{end, other}}})
 	}
 }

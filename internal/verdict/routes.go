@@ -8,7 +8,9 @@ type routes struct {
 	gone          []set   // by member: members to which its link is lost
 	noticed       [][]int // by member: members to which it has noticed that the link is lost, as the first end of which this one knows that
 	left          set     // members that have left the group, and answer and pass on nothing
-	via           []int   // by member: the first link of a shortest path to it, -1: there is none
+	broken        set     // members to which the own link is lost, so that nothing that comes over it counts
+	stale         bool    // via is older than what it follows from
+	via           []int   // by member: the first link of a shortest path to it, -1: there is none. See fresh
 }
 
 // set is a set of members.
@@ -19,7 +21,7 @@ func (s set) add(i int)      { s[i/64] |= 1 << (i % 64) }
 func (s set) has(i int) bool { return s[i/64]&(1<<(i%64)) != 0 }
 
 func newRoutes(self, members int) routes {
-	r := routes{self: self, members: members, noticed: make([][]int, members), left: newSet(members)}
+	r := routes{self: self, members: members, noticed: make([][]int, members), left: newSet(members), broken: newSet(members)}
 	for range members {
 		r.gone = append(r.gone, newSet(members))
 	}
@@ -29,13 +31,23 @@ func newRoutes(self, members int) routes {
 
 // cut takes the link of an end, which has noticed that, to another member out, and reports whether it was there.
 func (r *routes) cut(end, other int) bool {
+	if end == r.self {
+		r.broken.add(other)
+	} else if other == r.self {
+		r.broken.add(end)
+	}
+	return r.forgo(end, other)
+}
+
+// forgo is cut for a link over which something may still come that counts.
+func (r *routes) forgo(end, other int) bool {
 	if r.gone[end].has(other) {
 		return false
 	}
 	r.gone[end].add(other)
 	r.gone[other].add(end)
 	r.noticed[end] = append(r.noticed[end], other)
-	r.find()
+	r.stale = true
 	return true
 }
 
@@ -45,12 +57,32 @@ func (r *routes) leave(j int) bool {
 		return false
 	}
 	r.left.add(j)
-	r.find()
+	r.stale = true
 	return true
 }
 
 // linked reports whether there is a link to a member.
-func (r *routes) linked(to int) bool { return !r.gone[r.self].has(to) }
+func (r *routes) linked(to int) bool { return !r.broken.has(to) }
+
+// parted reports whether a link is lost between a member and one that is not lost.
+func (r *routes) parted(j int) bool {
+	for w, gone := range r.gone[j] {
+		for ; gone != 0; gone &= gone - 1 {
+			if !r.lost(64*w + bits.TrailingZeros64(gone)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// fresh finds the shortest paths anew, if something has changed since. Many links may be lost at once.
+func (r *routes) fresh() {
+	if r.stale {
+		r.stale = false
+		r.find()
+	}
+}
 
 // find finds the shortest paths.
 func (r *routes) find() {
@@ -78,12 +110,17 @@ func (r *routes) find() {
 }
 
 // hop returns the member over whose link a frame goes first.
-func (r *routes) hop(to int) (over int, ok bool) { return r.via[to], r.via[to] >= 0 && to != r.self }
+func (r *routes) hop(to int) (over int, ok bool) {
+	r.fresh()
+	return r.via[to], r.via[to] >= 0 && to != r.self
+}
 
 // lost reports whether no path of links leads to a member, or whether it has left.
+// Requires: fresh.
 func (r *routes) lost(j int) bool { return r.via[j] < 0 }
 
 // lowest returns the lowest member that is not lost.
+// Requires: fresh.
 func (r *routes) lowest() int {
 	for j := range r.via {
 		if !r.lost(j) {

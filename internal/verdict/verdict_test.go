@@ -16,6 +16,7 @@ type net struct {
 	dead     []bool
 	stopped  []bool
 	left     []bool      // it has left the group, and does nothing any more
+	said     [][]bool    // by member and member: the farewell of the other one has gone out over their link
 	farewell [][]bool    // by member and member: it has seen that the other one has left
 	cut      [][]bool    // by pair: nothing is carried any more
 	noticed  [][]bool    // by member and member
@@ -46,7 +47,7 @@ func newNet(t *testing.T, seed uint64, members int) *net {
 	n.storeCut, n.slow, n.noStore = make([]bool, members), make([]bool, members), make([]bool, members)
 	n.quiet = n.r.IntN(3) == 0
 	n.claim, n.answer, n.verdict = make([]string, members), make([]string, members), make([]string, members)
-	n.cut, n.noticed, n.farewell, n.left = square(), square(), square(), make([]bool, members)
+	n.cut, n.noticed, n.said, n.farewell, n.left = square(), square(), square(), square(), make([]bool, members)
 	for i := range members {
 		n.m = append(n.m, New(i, members))
 		n.q = append(n.q, make([][]Frame, members))
@@ -82,6 +83,15 @@ func (n *net) lose(i, j int) {
 	}
 }
 
+// leave lets a member leave. Its farewell goes over links that are not cut.
+func (n *net) leave(i int) {
+	n.note("member %d leaves", i)
+	n.left[i], n.answer[i], n.verdict[i] = true, "", ""
+	for k := range n.m {
+		n.said[k][i] = n.said[k][i] || !n.cut[k][i]
+	}
+}
+
 // faults are what may break, each once or more.
 func (n *net) fault() {
 	i, j := n.r.IntN(len(n.m)), n.r.IntN(len(n.m))
@@ -108,8 +118,9 @@ func (n *net) fault() {
 		n.note("the way of %d to the store is cut", i)
 		n.storeCut[i], n.claim[i] = true, ""
 	case 7:
-		n.note("member %d leaves", i)
-		n.left[i], n.answer[i], n.verdict[i] = true, "", ""
+		if !n.left[i] {
+			n.leave(i)
+		}
 	case 6:
 		n.note("the store is slow for %d", i)
 		n.slow[i] = true
@@ -165,7 +176,7 @@ func (n *net) steps() (list []func()) {
 					n.do(i)
 				})
 			}
-			if n.left[j] && !n.farewell[i][j] && j != i {
+			if n.said[i][j] && !n.noticed[i][j] && !n.farewell[i][j] && j != i && m.Unsettled() { // else nobody looks
 				list = append(list, func() {
 					n.note("member %d sees that %d has left", i, j)
 					n.farewell[i][j] = true
@@ -266,7 +277,8 @@ func TestOneCause(t *testing.T) {
 	}
 }
 
-// A member learns of each lost link of the members to which a path of links leads, whatever link is lost next, and when.
+// A member learns of each lost link of the members to which a path of links leads, whatever link is lost next, and when. If one of them has no
+// link to a member that has left, it learns of that, too.
 func TestEveryMemberLearnsOfLostLinks(t *testing.T) {
 	worlds := uint64(30_000)
 	if testing.Short() {
@@ -278,10 +290,14 @@ func TestEveryMemberLearnsOfLostLinks(t *testing.T) {
 		for cuts := n.r.IntN(2 * len(n.m)); ; {
 			list := n.steps()
 			if cuts > 0 && (len(list) == 0 || n.r.IntN(6) == 0) {
+				cuts--
 				i, j := n.r.IntN(len(n.m)), n.r.IntN(len(n.m))
+				if n.r.IntN(5) == 0 && !n.left[i] {
+					n.leave(i)
+					continue
+				}
 				n.note("link %d-%d is cut", i, j)
 				n.lose(i, j)
-				cuts--
 				continue
 			}
 			if len(list) == 0 {
@@ -290,8 +306,15 @@ func TestEveryMemberLearnsOfLostLinks(t *testing.T) {
 			list[n.r.IntN(len(list))]()
 		}
 		for i, m := range n.m {
+			if n.left[i] {
+				continue
+			}
 			for j := range n.reached(i) {
 				for k := range n.m {
+					if n.left[k] {
+						require.True(t, !n.cut[j][k] || m.lost(k), "seed %d: member %d, %d has left\n%v", seed, i, k, n.log)
+						continue
+					}
 					require.Equal(t, n.cut[j][k], m.gone[j].has(k), "seed %d: member %d, the link %d-%d\n%v", seed, i, j, k, n.log)
 				}
 			}
@@ -389,9 +412,87 @@ func TestRoutes(t *testing.T) {
 	require.NoError(t, m.Take(Frame{Kind: Collect, From: 2, To: 1, Hops: 1, Ballot: 1, Record: "x"}, 2))
 	require.Empty(t, m.Next().Send)
 	require.NoError(t, m.Take(Frame{Kind: Lost, From: 2, Ends: [2]int{1, 2}}, 2))
+	m.Next()
 	require.True(t, m.lost(1))
 	require.False(t, m.lost(3))
 	require.Equal(t, 0, m.lowest())
+}
+
+// Who sees a farewell tells members that have no link to the one that has left, whichever comes first. Where no link is lost, or nobody reaches the
+// member at its other end, it tells nobody.
+func TestFarewells(t *testing.T) {
+	lost := func(end, other int) Frame { return Frame{Kind: Lost, From: end, Ends: [2]int{end, other}} }
+	said := Frame{Kind: Lost, From: 1, To: 0, Ends: [2]int{1, 2}}
+	m := New(1, 4)
+	require.NoError(t, m.Take(lost(0, 2), 0))
+	m.Next()
+	require.True(t, m.Unsettled(), "so that it looks")
+	m.Left(2)
+	sent := m.Next().Send
+	require.Contains(t, sent, Sent{0, said})
+	require.False(t, m.Unsettled())
+	require.NoError(t, m.Take(Frame{Kind: Cause, From: 2, To: 1, Hops: 4, Record: "x"}, 2))
+	require.Equal(t, "x", m.Verdict(), "what was sent before the farewell counts")
+
+	m = New(1, 4)
+	m.Left(2)
+	require.Empty(t, m.Next().Send)
+	require.NoError(t, m.Take(lost(0, 2), 0))
+	require.Contains(t, m.Next().Send, Sent{0, said})
+
+	m = New(1, 4)
+	m.LinkLost(0)
+	require.NoError(t, m.Take(lost(2, 0), 2))
+	require.NoError(t, m.Take(lost(3, 0), 3))
+	m.Next()
+	require.False(t, m.Unsettled())
+	m.Left(2)
+	require.Empty(t, m.Next().Send, "member 0 has died")
+}
+
+// A member that has left reads nothing.
+func TestNothingIsSentToWhoHasLeft(t *testing.T) {
+	m := New(0, 4)
+	m.Left(2)
+	m.LinkLost(1)
+	for _, s := range m.Next().Send {
+		require.NotEqual(t, 2, s.Over)
+	}
+}
+
+// However many links are lost, paths are sought once and what others wait for is sent again once, unless a frame comes in between that is taken by
+// what is known then.
+func TestManyLostLinksAtOnce(t *testing.T) {
+	const members = 64
+	m := New(0, members)
+	m.noStore = true
+	m.Declare("x")
+	for j := 1; j < members; j++ {
+		require.NoError(t, m.Take(Frame{Kind: Promise, From: j, Hops: members, Ballot: 1}, j))
+	}
+	require.Equal(t, "x", m.Next().Verdict)
+	before := &m.via[0]
+	m.LinkLost(members - 1)
+	for i := 2; i < members; i++ { // only member 1 keeps its link to the last one
+		for _, other := range []int{members - 1, i - 1} {
+			require.NoError(t, m.Take(Frame{Kind: Lost, From: i, Ends: [2]int{i, other}}, 1+(i-2)%(members-3)))
+			require.NoError(t, m.Take(Frame{Kind: Cause, From: 1, Hops: members, Record: "x"}, 1))
+		}
+		if i == members-2 {
+			break
+		}
+	}
+	require.Same(t, before, &m.via[0])
+	causes := 0
+	for _, s := range m.Next().Send {
+		if s.Kind == Cause {
+			require.Equal(t, members-1, s.To)
+			require.Equal(t, 1, s.Over)
+			causes++
+		}
+	}
+	require.Equal(t, 1, causes)
+	require.NotSame(t, before, &m.via[0])
 }
 
 // Who watches for members that leave: who waits for a verdict, and who has one that others pass on for it.

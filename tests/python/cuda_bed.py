@@ -39,6 +39,12 @@ def emulated() -> bool:
     return str(fake_cuda.DRIVER) in os.environ.get("LD_PRELOAD", "").split(":")
 
 
+def on_hosts(hosts: Sequence[int]) -> list[dict[str, str]]:
+    """Returns settings for each rank: with them the ranks are on hosts that have that many each, also to NCCL."""
+    names = [f"h{host}" for host, ranks in enumerate(hosts) for _ in range(ranks)]
+    return [{"SAGECOMM_HOSTID": name, "NCCL_HOSTID": name} for name in names]
+
+
 class Child:
     """A function that runs in a child: `module:name`, called with the arguments, which are of JSON as its result is."""
 
@@ -119,7 +125,7 @@ class CudaBed:
     ) -> list[Any]:
         """Runs function(rank, size, file of a store, *arguments) in as many processes at once. The rank `dies` ends
         itself in it. With `hosts`, the ranks are on hosts that have that many each."""
-        of = [{"SAGECOMM_HOSTID": f"h{host}"} for host, ranks in enumerate(hosts) for _ in range(ranks)] or [{}] * size
+        of = on_hosts(hosts) or [{}] * size
         with tempfile.TemporaryDirectory() as folder:
             store = f"{folder}/store"
             started = [

@@ -264,6 +264,34 @@ def peer_dies(rank: int, size: int, store: str, seed: int) -> str:
     return raised(work)
 
 
+def library_knows_first(rank: int, size: int, store: str, result: int, waits: bool) -> str:
+    """The last rank dies a second after the libraries of the ranks on other hosts have told them so. These wait for an
+    operation, or call others."""
+    join_group(rank, size, store)
+    x = torch.ones(1000, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == size - 1:
+        library, bound = ctypes.CDLL(str(fake_cuda.NCCL)), time.monotonic() + 30
+        library.fake_nccl_breaks(result)
+        while not library.fake_nccl_all_told():
+            assert time.monotonic() < bound, "a library has told nothing"
+            time.sleep(0.001)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        works = [dist.all_reduce(x, async_op=True)]
+        while not waits:
+            works.append(dist.all_reduce(x, async_op=True))
+            time.sleep(0.01)
+        works[-1].wait(timedelta(seconds=30))
+        torch.cuda.synchronize()
+        dist.all_reduce(x)
+
+    return raised(work)
+
+
 def communicator_fails(rank: int, size: int, store: str) -> str:
     """The fault plan of rank 0 gives its communicator an asynchronous error."""
     join_group(rank, size, store)

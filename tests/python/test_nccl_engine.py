@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_bed import CudaBed
+from cuda_bed import CudaBed, on_hosts
 from device_bed import Schedule, cases_of, deaths, under_schedules
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -44,6 +44,25 @@ def test_a_peer_on_another_host_dies(cuda_bed: CudaBed, hosts: tuple[int, ...]) 
     assert len(survivors) == size - 1
     for text in survivors:
         assert text.startswith("PeerFailure: "), text
+
+
+RESULTS = {"ncclRemoteError": 6, "ncclSystemError": 2}
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("waits", [True, False])
+def test_nccl_reports_a_death_first(cuda_bed: CudaBed, hosts: tuple[int, ...], result: str, waits: bool) -> None:
+    """The error names the dead rank and not one that has the report. It fails without vendor.Group.ReportWait."""
+    size = sum(hosts)
+    of_case = (RESULTS[result], waits)
+    survivors = cuda_bed.ranks(
+        "device_nccl:library_knows_first", size, *of_case, dies=size - 1, hosts=hosts, **SETTINGS
+    )
+    assert len(survivors) == size - 1
+    for text in survivors:
+        assert text.startswith("PeerFailure: "), text
+        assert f": rank {size - 1} (" in text, text
 
 
 CALLS = """Init RANK of 2
@@ -81,11 +100,13 @@ def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> 
         assert f"rank {size - 1}" in text
 
 
-def test_an_asynchronous_error(cuda_bed: CudaBed, tmp_path: Path) -> None:
-    plan = {0: "ncclCommGetAsyncError@30+=#6"}
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+def test_an_asynchronous_error(cuda_bed: CudaBed, tmp_path: Path, hosts: tuple[int, ...]) -> None:
+    """No death explains it."""
+    plan, function = {0: "ncclCommGetAsyncError@30+=#6"}, "device_nccl:communicator_fails"
     children = [
         cuda_bed.start(
-            "device_nccl:communicator_fails", r, 2, str(tmp_path / "store"), EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS
+            function, r, 2, str(tmp_path / "store"), EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS, **on_hosts(hosts)[r]
         )
         for r in range(2)
     ]

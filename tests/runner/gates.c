@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "../../internal/runner/gates.h"
 #include "scenarios.h"
 
 #define MOST_UNITS 64
@@ -279,6 +280,96 @@ static void external_mismatch(rank *r, void *arg) {
 
 void test_external_mismatch(int n, waiting w, uint64_t seed) {
   if (n > 1) run(n, w, seed, external_mismatch);
+}
+
+/* Calls `f` on the group of rank 0 while all ranks have recorded their calls and no thread drives a lane. */
+static void undriven(rank *r, void (*f)(scr_group *g)) {
+  scr_group *g = r->beside->group;
+  scr_run *blocked = NULL;
+  while (!scr_drive_lock(g)) sched_yield();
+  CHECK(scr_drive(g, NULL, 0, &blocked) == SCR_BLOCKED);
+  meet();
+  if (r->rank == 0) f(g);
+  meet();
+  scr_drive_unlock(g);
+}
+
+static uint64_t change_hash(const scr_group *g, int32_t peer, uint64_t seq, uint64_t by) {
+  return atomic_fetch_add(&g->peer[peer].shared->records[seq % SCR_RECORDS].hash, by);
+}
+
+static int compare_all(scr_group *g) { return scr_external_compare(g, g->coll.external_head); }
+
+/* What was compared is not compared again, and what comes later is, also where the peer is more calls ahead than it keeps. */
+static void compare_runs(scr_group *g) {
+  const uint64_t last = EXTERNAL;
+  const scr_peer *p = &g->peer[g->size - 1];
+  CHECK(compare_all(g) == 0 && p->agreed == last && p->recorded_seen == last);
+  change_hash(g, g->size - 1, last, 1);
+  CHECK(compare_all(g) == 0);
+  scr_peer *again = &g->peer[g->size - 1];
+  again->agreed = last - 1;
+  CHECK(compare_all(g) == SCR_INCIDENT_MISMATCH && g->coll.external_head->peer == g->size - 1);
+  change_hash(g, g->size - 1, last, UINT64_MAX);
+  for (uint64_t seen = 0; seen <= last; seen++) { /* wherever it has stopped reading */
+    again->recorded_seen = seen;
+    CHECK(compare_all(g) == 0 && p->agreed == last && p->recorded_seen == last);
+  }
+  scr_record *next = &p->shared->records[5]; /* while the owner writes one over that was not read yet */
+  uint64_t seq = atomic_exchange(&next->seq, 0);
+  again->recorded_seen = 4;
+  CHECK(compare_all(g) == 0 && p->recorded_seen == last);
+  atomic_store(&next->seq, seq);
+}
+
+/* A look at all runs visits each rank once: it compares the last call that both have recorded, and no earlier one. */
+static void check_runs(scr_group *g) {
+  scr_run *culprit = NULL;
+  int64_t now = scr_now();
+  change_hash(g, g->size - 1, EXTERNAL - 1, 1);
+  CHECK(scr_external_check(g, now, &culprit) == 0);
+  change_hash(g, g->size - 1, EXTERNAL - 1, UINT64_MAX);
+  _Atomic uint64_t *left = &g->peer[g->size - 1].lane[SCR_HOST_LANE]->left;
+  atomic_store(left, 1);
+  CHECK(scr_external_check(g, now, &culprit) == 0); /* it has called all of them */
+  scr_record *newest = &g->peer[g->size - 1].shared->records[EXTERNAL % SCR_RECORDS];
+  atomic_store(&newest->seq, EXTERNAL - SCR_RECORDS);
+  CHECK(scr_external_check(g, now, &culprit) == SCR_INCIDENT_LEFT && culprit->coll.seq == EXTERNAL);
+  CHECK(culprit->peer == g->size - 1);
+  CHECK(scr_check_external(g, culprit, now, false, NULL) == 0); /* before a sleep at a gate it visits nobody */
+  atomic_store(&newest->seq, EXTERNAL);
+  atomic_store(left, 0);
+}
+
+/* Calls are compared in each look, and with each operation, in groups of hundreds of ranks. */
+static void external_compared(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_gate_words *words = aligned_alloc(SCR_LINE, EXTERNAL * sizeof *words);
+  sagecomm_work work[EXTERNAL];
+  sagecomm_error err;
+  memset(words, 0, EXTERNAL * sizeof *words);
+  for (int i = 0; i < EXTERNAL; i++) {
+    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+    next_gate[r->rank].words = &words[i];
+    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
+  }
+  undriven(r, compare_runs);
+  undriven(r, check_runs);
+  for (int i = 0; i < EXTERNAL; i++) {
+    atomic_store_explicit(&words[i].input_ready, 1, memory_order_release);
+    atomic_store_explicit(&words[i].output_taken, 1, memory_order_release);
+    CHECK(complete(work[i], &err) == SAGECOMM_OK);
+  }
+  meet();
+  while (scr_group_unfinished(r->beside->group) != 0) sched_yield();
+  meet();
+  free(words);
+  free_trip(t);
+}
+
+void test_external_compared(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_compared);
 }
 
 /* A library whose group is down is aborted: its kernel ends early, and the stream goes on. That is no success, also for a driver that

@@ -54,6 +54,7 @@ void test_gates(int size, waiting w, uint64_t seed);
 void test_late_device(int size, waiting w, uint64_t seed);
 void test_gate_opens(int size, waiting w, uint64_t seed);
 void test_external(int size, waiting w, uint64_t seed);
+void test_external_compared(int size, waiting w, uint64_t seed);
 void test_external_mismatch(int size, waiting w, uint64_t seed);
 void test_external_cut(int size, waiting w, uint64_t seed);
 void test_external_void(int size, waiting w, uint64_t seed);

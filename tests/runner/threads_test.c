@@ -215,6 +215,7 @@ int main(int argc, char **argv) {
       {"looks_at_gates", test_looks_at_gates},
       {"gates_left_to_the_engine", test_gates_left_to_the_engine},
       {"external", test_external},
+      {"external_compared", test_external_compared},
       {"external_mismatch", test_external_mismatch},
       {"external_cut", test_external_cut},
       {"external_void", test_external_void},

@@ -131,11 +131,21 @@ func (c *communicator) watch() {
 		}
 		if _, err := c.state(); err != nil {
 			if !errors.Is(err, errEnding) {
-				c.engine.group.Fail(fmt.Errorf("%s: %w", c.engine.method.Name(), err))
+				c.engine.report(fmt.Errorf("%s: %w", c.engine.method.Name(), err), c.goesOn)
 			}
 			return
 		}
 		c.scratch.sweep(c.engine.group.Go)
+	}
+}
+
+// goesOn returns an error once the communicator is closed.
+func (c *communicator) goesOn() error {
+	select {
+	case <-c.stop:
+		return errEnding
+	default:
+		return nil
 	}
 }
 

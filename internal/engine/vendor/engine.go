@@ -45,6 +45,9 @@ type Group struct {
 	// Fail makes the group fail. The error may be ErrInterrupted.
 	Fail func(err error)
 
+	// ReportWait is how long an error of the library waits for a failure that explains it before it makes the group fail.
+	ReportWait time.Duration
+
 	// Warn prints what the user should know although no operation fails by it.
 	Warn func(err error)
 
@@ -287,12 +290,28 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 // kernels are ended, so the operation ends with the stream, behind the last command that the library may queue. The group is down before the
 // stream says that the operation is done.
 func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, call runner.Call, op coll.Op, err error) {
-	e.group.Fail(err)
+	e.report(err, waitFor(call, nil))
 	if e.endNow(c, call, op) {
 		_ = rt.WriteValue(c.stream, gate.InputReady(), 1)
 		_ = rt.WriteValue(c.stream, gate.OutputTaken(), 1)
 	}
 	_ = order.Join(c.stream)
+}
+
+// report makes the group fail by an error of the library, unless it goes down by another failure first, for which it waits. Between hosts the
+// library has connections of its own, so it may report the death of a process before this one has noticed it. Every rank would then raise an
+// error that names the rank with the report instead of the dead one. goOn is asked each signalsEvery, and its error ends the wait.
+func (e *Engine) report(err error, goOn func() error) {
+	if !errors.Is(err, ErrInterrupted) && !errors.Is(err, errEnding) {
+		for end := time.Now().Add(e.group.ReportWait); time.Now().Before(end) && goOn() == nil; {
+			select {
+			case <-e.gone:
+				end = time.Time{}
+			case <-time.After(signalsEvery):
+			}
+		}
+	}
+	e.group.Fail(err) // returns when the group is down, whatever its cause
 }
 
 // endNow ends a communicator whose library may be about to queue commands of an operation that has failed: in a thread, as NCCL, or in a call that

@@ -28,6 +28,7 @@ namespace {
 
 std::mutex mutex;
 std::string calls;
+std::vector<std::weak_ptr<State>> joined;  // of all communicators
 thread_local std::string last_error;
 
 thread_local int depth = 0;
@@ -121,6 +122,10 @@ ncclResult_t init(ncclComm_t *communicator, int ranks, const ncclUniqueId &id, i
   ncclResult_t result = join(address, ranks, rank, blocking, &state);
   if (result != ncclSuccess) return result;
   note("Init " + std::to_string(rank) + " of " + std::to_string(ranks));
+  {
+    std::lock_guard lock(mutex);
+    joined.emplace_back(state);
+  }
   for (result = ncclInProgress; blocking && result == ncclInProgress;) {
     {
       std::lock_guard lock(state->mutex);
@@ -178,6 +183,21 @@ extern "C" {
 void fake_nccl_calls(char *text, size_t size) {
   std::lock_guard lock(mutex);
   text[calls.copy(text, size - 1)] = '\0';
+}
+
+// Ends the connections of this process, as its death will: ranks of other hosts get the result before anything else tells them.
+void fake_nccl_breaks(int result) {
+  std::lock_guard lock(mutex);
+  for (const auto &one : joined)
+    if (const StatePointer state = one.lock()) state->me().broken.store(result);
+}
+
+// Returns whether the users of all those ranks have got the result.
+int fake_nccl_all_told() {
+  std::lock_guard lock(mutex);
+  for (const auto &one : joined)
+    if (const StatePointer state = one.lock(); state && !all_told(*state)) return 0;
+  return 1;
 }
 
 ncclResult_t ncclGetVersion(int *version) {
@@ -268,6 +288,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error)
   std::lock_guard lock(state.mutex);
   ncclResult_t planned = ncclSuccess;
   if (!begins(__func__, &planned)) state.error = planned;
+  if (state.ready && state.error == ncclSuccess) look_for_deaths(state);
   *error = state.queueing > 0 ? ncclInProgress : look(state);
   if (*error == ncclSuccess &&
       (state.finalizing ? !alone(state) || state.graphs > 0 : !connected(state, state.waiting)))

@@ -1,8 +1,10 @@
 // communicator.hpp has communicators, and the operations that their kernels carry out.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,6 +43,7 @@ struct State {
   Table *table = nullptr;
   std::unique_ptr<Data> own;
   std::vector<std::unique_ptr<Data>> data;  // of the peers; none at this rank's place
+  int process[most_ranks];                  // descriptors of the peers' processes on other hosts, else -1
   int device = -1;
   std::atomic<bool> aborted{false};
 
@@ -67,6 +70,8 @@ struct State {
   };
   std::deque<Place> places;  // of data that peers may still read
 
+  State() { std::fill(std::begin(process), std::end(process), -1); }
+  ~State();
   Member &me() const { return table->member[rank]; }
 };
 using StatePointer = std::shared_ptr<State>;
@@ -78,6 +83,11 @@ ncclResult_t fail(ncclResult_t result, const std::string &why);
 ncclResult_t join(const Address &address, int ranks, int rank, bool blocking, StatePointer *state);
 // Looks whether all ranks have joined. Returns ncclInProgress until they have. Requires: the mutex.
 ncclResult_t look(State &state);
+// Looks whether a rank of another host has died, which ends the connections with it. Inside a host NCCL has memory instead, and
+// does not notice. Returns ncclSuccess if none has. Requires: the mutex; the communicator is ready.
+ncclResult_t look_for_deaths(State &state);
+// Reports whether the users of all ranks of other hosts know that the connections with this one are gone.
+bool all_told(const State &state);
 // Begins to connect this rank with those that take part in operations.
 void connect(const State &state, const std::vector<Operation> &operations);
 // Reports whether this rank has begun to, in an earlier call.

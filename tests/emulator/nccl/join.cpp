@@ -1,4 +1,6 @@
 // How the ranks of a communicator meet.
+#include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +17,44 @@ ncclResult_t give_up(State &state, ncclResult_t result, const std::string &why) 
   return fail(result, why);
 }
 
+// Reports whether a rank is on the host of this one.
+bool is_near(const State &state, int rank) {
+  const std::string mine = state.me().device, its = state.table->member[rank].device;
+  return mine.substr(0, mine.find('/')) == its.substr(0, its.find('/'));
+}
+
+bool has_ended(int process) {
+  pollfd ended = {process, POLLIN, 0};
+  return process >= 0 && poll(&ended, 1, 0) > 0;
+}
+
 }  // namespace
+
+State::~State() {
+  for (const int descriptor : process)
+    if (descriptor >= 0) close(descriptor);
+}
+
+bool all_told(const State &state) {
+  for (int i = 0; i < state.ranks; i++)
+    if (!is_near(state, i) && (state.me().told & 1U << i) == 0) return false;
+  return true;
+}
+
+ncclResult_t look_for_deaths(State &state) {
+  for (int i = 0; i < state.ranks; i++) {
+    Member &peer = state.table->member[i];
+    if (i == state.rank || is_near(state, i)) continue;
+    int32_t broken = peer.broken.load();
+    if (broken == ncclSuccess && has_ended(state.process[i]) && peer.presence.load() == Presence::joined)
+      broken = ncclRemoteError;
+    if (broken == ncclSuccess) continue;
+    state.error = static_cast<ncclResult_t>(broken);
+    peer.told |= 1U << state.rank;
+    return fail(state.error, "socketProgress: Connection closed by remote peer");
+  }
+  return ncclSuccess;
+}
 
 void connect(const State &state, const std::vector<Operation> &operations) {
   for (const Operation &one : operations) {
@@ -106,6 +145,7 @@ ncclResult_t look(State &state) {
     auto &data = state.data[static_cast<size_t>(i)];
     data = Data::open(table.member[i].process, table.member[i].data);
     if (data == nullptr) return give_up(state, ncclRemoteError, "socketProgress: Connection closed by remote peer");
+    if (!is_near(state, i)) state.process[i] = static_cast<int>(syscall(SYS_pidfd_open, table.member[i].process, 0));
   }
   state.ready = true;
   return ncclSuccess;

@@ -48,8 +48,10 @@ struct Member {
   std::atomic<Presence> presence;
   int32_t ranks;
   pid_t process;
-  int32_t data;     // descriptor
-  char device[96];  // the host and the device, to find two ranks with one device
+  int32_t data;                 // descriptor
+  char device[96];              // the host and the device, to find two ranks with one device
+  std::atomic<int32_t> broken;  // the result that ranks of other hosts get: their connections with this one are gone
+  std::atomic<uint32_t> told;   // ranks whose user has got such a result for this one
   // What the rank has called for the first time, and so connects for: kinds of operations of all ranks, and peers. The
   // first call of a kind is queued when all ranks have made it.
   std::atomic<uint32_t> kinds, sends, recvs;
