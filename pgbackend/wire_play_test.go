@@ -171,10 +171,12 @@ func (x *wireTrial) operate(g *Group, round int) error {
 // playMaking expects that all ranks make the group, or none does, and that they can make it afterwards.
 func (x *wireTrial) playMaking() {
 	timeout := opTimeout
-	if !isStranger(x.fault) && x.expected() != harmless { // what is damaged or missing may be waited for
+	if x.moment == "making" && !isStranger(x.fault) && x.expected() != harmless { // what is damaged or missing may be waited for
 		timeout = makingFor
 	}
-	x.strike()
+	if x.moment == "making" { // else when the link is measured
+		x.strike()
+	}
 	began := time.Now()
 	errs := x.make(x.String(), timeout, true)
 	measure(x.t, "making the group", time.Since(began), timeout+3*time.Second)
