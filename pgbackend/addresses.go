@@ -66,7 +66,7 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 			return nil, nil
 		}
 	}
-	if l.network, err = g.process.network(shared, secure.config, g.settings, find); err != nil {
+	if l.network, err = g.process.network(shared, g.size, secure.config, g.settings, find); err != nil {
 		return nil, err
 	}
 	g.links = l
@@ -79,6 +79,34 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 		l.keyed = true
 	}
 	return json.Marshal(networkDescription{l.network.id[:], l.network.at})
+}
+
+// notBetweenHosts are interfaces that join no machines, beside loopback.
+var notBetweenHosts = env.Interfaces{Not: true, Names: []string{"docker", "podman", "lxc", "lxdbr", "veth", "virbr", "br-", "cni", "flannel", "cali", "cilium", "kube"}}
+
+// linkEndpoint returns where this process is to listen for links. machines: loopback does not lead to all other processes.
+func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstrap.Endpoint, err error) {
+	if e, err = p.endpoint(settings); err != nil {
+		return e, err
+	}
+	e.Of = "links to other hosts"
+	switch {
+	case e.Find == nil: // they are chosen by the user
+	case !machines:
+		e.Find, e.Addresses = nil, bootstrap.Loopback
+	default:
+		e.Find = func() []netip.Addr {
+			towards := p.towardsMaster()
+			if !slices.ContainsFunc(towards, netip.Addr.IsLoopback) {
+				return towards
+			}
+			if found, err := bootstrap.AddressesOf(notBetweenHosts); err == nil { // as where the name of rank 0's host is that of loopback there
+				return found
+			}
+			return towards
+		}
+	}
+	return e, nil
 }
 
 // shareAddresses tells the others where this process listens, or why the rank cannot go on, and learns that of the others.

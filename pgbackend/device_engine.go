@@ -121,7 +121,8 @@ func (g *Group) chooseEngine() error {
 
 // offersHere returns which of the engines that a rank offers can serve this group. An engine with memory that all ranks map reaches one host only.
 func (g *Group) offersHere(all algo.Offers) algo.Offers {
-	offers := maps.Clone(all)
+	offers := algo.Offers{} // a rank may have told none
+	maps.Copy(offers, all)
 	if g.apart() && offers[cudaEngine] == "" {
 		offers[cudaEngine] = "the ranks are on several hosts"
 	}

@@ -238,6 +238,18 @@ func described(t testing.TB) map[string][]byte {
 	return wrote
 }
 
+// withoutEngines returns a description that says of no engine whether the rank offers it.
+func withoutEngines(t testing.TB, description []byte) []byte {
+	t.Helper()
+	var fields map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(description, &fields))
+	require.Contains(t, fields, "engines")
+	fields["engines"] = []byte("null")
+	text, err := json.Marshal(fields)
+	require.NoError(t, err)
+	return text
+}
+
 // Whatever a rank writes into the store as its description and its addresses, the others make a group of it, or refuse it with an error that names
 // it, and do not panic.
 func FuzzDescriptions(f *testing.F) {
@@ -249,6 +261,7 @@ func FuzzDescriptions(f *testing.F) {
 	f.Add(other[:len(other)/2], at)
 	f.Add(first, at[:len(at)/2])
 	f.Add([]byte("null"), []byte("null"))
+	f.Add(withoutEngines(f, other), at)
 	f.Add(bytes.ReplaceAll(other, []byte("host 1"), []byte("host 0")), []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["1.2.3.4:5"]}`))
 	settings, err := env.Resolve(nil, map[string]string{"probe": "off"})
 	require.NoError(f, err)

@@ -148,7 +148,7 @@ func (g *Group) closeLinking() {
 	}
 	if l.making {
 		l.making = false
-		g.process.made(l.network)
+		g.process.made(l.network, g.size)
 	}
 }
 

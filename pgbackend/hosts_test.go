@@ -548,7 +548,7 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.Nil(t, at.Find)
 	settings, err = env.Resolve(nil, map[string]string{"socket_ifname": "lo"})
 	require.NoError(t, err)
-	_, err = Get().network(networkKey{host: "test", machines: true}, nil, settings, nil)
+	_, err = Get().network(networkKey{host: "test", machines: true}, 2, nil, settings, nil)
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
 }
 

@@ -23,15 +23,24 @@ const (
 )
 
 // costsOf derives the costs of messages from those of frames. Half a round trip has a latency and the steps of both ends. A step takes a sixth of
-// the round trip at most, so that a latency is left. Where something was not measured in its time, nothing counts as measured: what took too long
-// is no measure of the rest either.
+// the round trip at most, so that a latency is left. Where something was not measured in its time, nothing of the bursts counts as measured: what took
+// too long is no measure of the rest either. Where the network itself takes longer than the defaults say, that much is known all the same.
 func costsOf(c tcp.Costs) linkCosts {
 	step := min(c.Frame, c.RoundTrip/6)
-	return linkCosts{
+	found := linkCosts{
 		Latency: int64((c.RoundTrip/2 - 2*step) * femto),
 		Step:    int64(step * femto),
 		Byte:    int64(c.Byte * femto),
 	}.believed()
+	if found.measured() {
+		return found
+	}
+	usual := defaultCosts()
+	usual.Latency = max(usual.Latency, int64(c.Network/2*femto)-2*usual.Step)
+	if usual == defaultCosts() {
+		return linkCosts{}
+	}
+	return usual.believed()
 }
 
 // believed returns the costs, or none if one of them cannot be.

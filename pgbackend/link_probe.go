@@ -55,8 +55,8 @@ func (p *linkProbes) of(pair hostPair) (c linkCosts, known bool) {
 	return c, known
 }
 
-// remember keeps costs, unless the pair is known: all groups of the process tell the same. A pair that was tried in vain is not tried again: it has
-// no costs.
+// remember keeps costs, unless the pair is known: all groups of the process tell the same, also where another group has used the link while it was
+// measured. A pair that was tried in vain is not tried again: it has no costs.
 func (p *linkProbes) remember(pair hostPair, c linkCosts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,9 +112,12 @@ func (l *linking) probe(ctx context.Context) {
 			if link == nil || limit <= 0 || ctx.Err() != nil {
 				continue // not tried: a later group does
 			}
-			found = costsOf(measureLink(link, ctx, limit))
+			costs := measureLink(link, ctx, limit)
 			if link.Err() != nil || ctx.Err() != nil {
 				continue // something else than the time has ended the probe
+			}
+			if found = costsOf(costs); !found.measured() && (costs.Unclear || limit < linkProbeLimit) {
+				continue // others had the processors, or the time
 			}
 			known.remember(pair, found)
 		}

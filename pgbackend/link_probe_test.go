@@ -101,6 +101,14 @@ func TestCostsOfLinks(t *testing.T) {
 		{tcp.Costs{RoundTrip: 60e-6, Frame: 5e-6}, linkCosts{}},                                                    // the time was over
 		{tcp.Costs{RoundTrip: 60e-6, Byte: 1e-12}, linkCosts{}},
 		{tcp.Costs{RoundTrip: 1e9, Frame: 1, Byte: 1e-12}, linkCosts{}}, // no link is that slow
+		// What the kernel knows of the network counts where bursts were not measured, and the network takes longer than the defaults say.
+		{tcp.Costs{Network: 62e-6}, linkCosts{}},
+		{tcp.Costs{Network: 66e-6}, linkCosts{Latency: 27e9, Step: 3e9, Byte: 320_000}},
+		{tcp.Costs{Network: 150e-3}, linkCosts{Latency: 74_994e9, Step: 3e9, Byte: 320_000}},
+		{tcp.Costs{RoundTrip: 9e-3, Network: 8e-3, Byte: 1e-9}, linkCosts{Latency: 3994e9, Step: 3e9, Byte: 320_000}},
+		{tcp.Costs{RoundTrip: 20e-3, Network: 20e-6, Unclear: true}, linkCosts{}}, // others had the processors
+		{tcp.Costs{Network: 3}, linkCosts{}},
+		{tcp.Costs{RoundTrip: 50e-6, Frame: 5e-6, Byte: 100e-12, Network: 40e-6}, linkCosts{Latency: 15e9, Step: 5e9, Byte: 100_000}},
 	} {
 		got := costsOf(c.got)
 		require.InDelta(t, c.want.Latency, got.Latency, 2, "%+v", c.got)
@@ -202,12 +210,18 @@ func TestLinksThatAreNotMeasured(t *testing.T) {
 	require.EqualValues(t, 1, links.Load())
 }
 
-// Links are measured as they are, also encrypted ones, whose costs are others.
+// Links answer as they are, also encrypted ones, whose costs are others. What they cost on this machine is not looked at here.
 func TestLinksAreMeasured(t *testing.T) {
-	probing(t, nil)
-	each, all := linkProbeLimit, linkProbesLimit
-	linkProbeLimit, linkProbesLimit = opTimeout, opTimeout // however busy the machine is
-	defer func() { linkProbeLimit, linkProbesLimit = each, all }()
+	probing(t, func(l *tcp.Link, ctx context.Context, _ time.Duration) tcp.Costs {
+		for l.Err() == nil && ctx.Err() == nil { // however busy the machine is
+			if c := l.Probe(ctx, 100*time.Millisecond); c.RoundTrip > 0 && c.Network > 0 {
+				return tcp.Costs{RoundTrip: 1e-3, Frame: 1e-6, Byte: 1e-9}
+			}
+		}
+		t.Error("a link does not answer")
+		return tcp.Costs{}
+	})
+	withLimits(t, opTimeout, opTimeout)
 	for _, o := range []options{nil, newCertificates(t).options(t, time.Now().Add(time.Hour))} {
 		w := groupOver(t, "0012", o)
 		requireAlike(t, w)
@@ -217,6 +231,14 @@ func TestLinksAreMeasured(t *testing.T) {
 		require.True(t, p.worst.measured())
 	}
 	require.Len(t, Get().linkProbes.known, 6)
+}
+
+// withLimits bounds the probe of a link, and of all links, until the test ends.
+func withLimits(t *testing.T, each, all time.Duration) {
+	t.Helper()
+	beforeEach, beforeAll := linkProbeLimit, linkProbesLimit
+	linkProbeLimit, linkProbesLimit = each, all
+	t.Cleanup(func() { linkProbeLimit, linkProbesLimit = beforeEach, beforeAll })
 }
 
 // A process that does not answer costs a moment and no group. The pair counts as one with the default costs, in later groups of the process as well.
@@ -232,6 +254,7 @@ func TestProbeWithoutAnswers(t *testing.T) {
 		}
 		return tcp.Costs{RoundTrip: 1e-6, Frame: 1e-7, Byte: 1e-12}
 	})
+	withLimits(t, linkProbeLimit, opTimeout) // on a busy machine all have their time
 	of := linkCosts{Latency: 300e6, Step: 100e6, Byte: 1000}
 	for range 2 {
 		w := groupOver(t, "012", nil)
@@ -256,9 +279,7 @@ func TestPairsOfHostsThatWereNotTriedAreTriedLater(t *testing.T) {
 		}
 		return tcp.Costs{RoundTrip: 1e-3, Frame: 1e-6, Byte: 1e-12}
 	})
-	before := linkProbesLimit
-	defer func() { linkProbesLimit = before }()
-	linkProbesLimit = linkProbeLimit // a process that is to measure two links has time for the first one
+	withLimits(t, linkProbeLimit, linkProbeLimit) // a process that is to measure two links has time for the first one
 	slow.Store(true)
 	w := groupOver(t, "0123", nil)
 	requireAlike(t, w)
@@ -272,6 +293,43 @@ func TestPairsOfHostsThatWereNotTriedAreTriedLater(t *testing.T) {
 	requireAlike(t, w)
 	require.EqualValues(t, 6, links.Load())
 	require.Equal(t, 6, w.groups[0].probed.measured)
+}
+
+// What says nothing of a pair is no reason not to measure it later: a probe that had less than its time, and one in which others had the processors.
+func TestPairsOfHostsOfWhichNothingFollowsAreTriedLater(t *testing.T) {
+	for name, c := range map[string]struct {
+		each  time.Duration
+		first tcp.Costs
+		again bool
+	}{
+		"less than its time": {time.Hour, tcp.Costs{RoundTrip: 1e-3}, true},
+		"busy processors":    {linkProbeLimit, tcp.Costs{RoundTrip: 1e-3, Unclear: true}, true},
+		"in vain":            {linkProbeLimit, tcp.Costs{RoundTrip: 1e-3}, false},
+		"a long way":         {time.Hour, tcp.Costs{Network: 1e-3}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var links atomic.Int64
+			probing(t, func(*tcp.Link, context.Context, time.Duration) tcp.Costs {
+				if links.Add(1) == 1 {
+					return c.first
+				}
+				return tcp.Costs{RoundTrip: 1e-3, Frame: 1e-6, Byte: 1e-12}
+			})
+			withLimits(t, c.each, opTimeout)
+			first := groupOver(t, "01", nil)
+			requireAlike(t, first)
+			require.Equal(t, c.first.Network > 0, first.groups[0].probed.measured == 1)
+			second := groupOver(t, "01", nil)
+			requireAlike(t, second)
+			if c.again {
+				require.EqualValues(t, 2, links.Load())
+				require.Equal(t, 1, second.groups[0].probed.measured)
+			} else {
+				require.EqualValues(t, 1, links.Load())
+				require.Equal(t, first.groups[0].probed, second.groups[0].probed)
+			}
+		})
+	}
 }
 
 // A link that is lost while links are measured fails the group as at any other time, and the probe of another link ends at once.

@@ -31,8 +31,12 @@ var networkRest = 3 * time.Second
 const (
 	linkData  = 1           // data connections of each link, the same in all processes
 	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
-	mostApart = 256         // processes of a group over several hosts: a node takes so many connections at once that have not proved who they are
+	mostApart = 256         // processes of a group over several hosts: nobody has tried what more of them cost
 )
+
+// mostStrangers bounds the connections that have proved nothing yet, unless groups of so many processes are being made that these may have more. Tests
+// change it.
+var mostStrangers = tcp.DefaultStrangers
 
 // networkKey is what groups have alike that share links.
 type networkKey struct {
@@ -85,11 +89,11 @@ func newNetworks() networks {
 	return networks{newest: map[networkKey]*network{}, all: map[*network]bool{}, ending: map[*network]chan struct{}{}}
 }
 
-// network returns the links of this process for a group that is being made, which gives them back by made and leaveNetwork. secure is nil where they
-// are not encrypted. await calls what finds the address of this process, which may ask a name server, and returns early where the caller cannot wait.
-func (p *Process) network(key networkKey, secure *tls.Config, settings *env.Settings, await func(func() []netip.Addr) ([]netip.Addr, error)) (*network, error) {
+// network returns the links of this process for a group of so many ranks that is being made, which gives them back by made and leaveNetwork. secure is
+// nil where they are not encrypted. await calls what finds the address of this process, which may ask a name server, and returns early where the caller cannot wait.
+func (p *Process) network(key networkKey, ranks int, secure *tls.Config, settings *env.Settings, await func(func() []netip.Addr) ([]netip.Addr, error)) (*network, error) {
 	all := &p.networks
-	if n := all.use(key); n != nil {
+	if n := all.use(key, ranks); n != nil {
 		return n, nil
 	}
 	at, err := p.linkEndpoint(settings, key.machines)
@@ -104,7 +108,7 @@ func (p *Process) network(key networkKey, secure *tls.Config, settings *env.Sett
 	}
 	all.opening.Lock() // another group of this process may open it at the same time
 	defer all.opening.Unlock()
-	if n := all.use(key); n != nil {
+	if n := all.use(key, ranks); n != nil {
 		return n, nil
 	}
 	all.renewed(key)
@@ -116,20 +120,27 @@ func (p *Process) network(key networkKey, secure *tls.Config, settings *env.Sett
 	defer all.mu.Unlock()
 	all.newest[key] = n
 	all.all[n] = true
-	n.users, n.making = 1, 1
+	n.begin(ranks)
 	return n, nil
 }
 
+// begin takes note that a group is made.
+// Requires: networks.mu.
+func (n *network) begin(ranks int) {
+	n.users++
+	n.making++
+	n.node.Expect(min(ranks, mostApart))
+}
+
 // use returns the network of a key for one more group, nil if there is none that can have new links.
-func (all *networks) use(key networkKey) *network {
+func (all *networks) use(key networkKey, ranks int) *network {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	n := all.newest[key]
 	if n == nil || n.worn.Load() {
 		return nil
 	}
-	n.users++
-	n.making++
+	n.begin(ranks)
 	return n
 }
 
@@ -147,11 +158,12 @@ func (all *networks) renewed(key networkKey) {
 	}
 }
 
-// made takes note that a group is made, or will not be: it needs no further link.
-func (p *Process) made(n *network) {
+// made takes note that a group of so many ranks is made, or will not be: it needs no further link.
+func (p *Process) made(n *network, ranks int) {
 	p.networks.mu.Lock()
 	defer p.networks.mu.Unlock()
 	n.making--
+	n.node.Expect(-min(ranks, mostApart))
 	n.stopIfWorn()
 }
 
@@ -236,7 +248,7 @@ func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.En
 		return nil, fmt.Errorf("sagecomm: the ranks are on several machines, or in several network namespaces, and this process could only listen at %v: set SAGECOMM_SOCKET_IFNAME to a network that joins them", n.at[0].Addr())
 	}
 	_, _ = rand.Read(n.id[:]) // it does not fail
-	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set, Checksums: key.checksums, Machine: machineID(),
+	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set, Checksums: key.checksums, Machine: machineID(), Strangers: mostStrangers,
 		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
 		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
 	if err != nil {
@@ -270,34 +282,6 @@ func closeAll(listeners []net.Listener) {
 	for _, l := range listeners {
 		_ = l.Close()
 	}
-}
-
-// notBetweenHosts are interfaces that join no machines, beside loopback.
-var notBetweenHosts = env.Interfaces{Not: true, Names: []string{"docker", "podman", "lxc", "lxdbr", "veth", "virbr", "br-", "cni", "flannel", "cali", "cilium", "kube"}}
-
-// linkEndpoint returns where this process is to listen for links. machines: loopback does not lead to all other processes.
-func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstrap.Endpoint, err error) {
-	if e, err = p.endpoint(settings); err != nil {
-		return e, err
-	}
-	e.Of = "links to other hosts"
-	switch {
-	case e.Find == nil: // they are chosen by the user
-	case !machines:
-		e.Find, e.Addresses = nil, bootstrap.Loopback
-	default:
-		e.Find = func() []netip.Addr {
-			towards := p.towardsMaster()
-			if !slices.ContainsFunc(towards, netip.Addr.IsLoopback) {
-				return towards
-			}
-			if found, err := bootstrap.AddressesOf(notBetweenHosts); err == nil { // as where the name of rank 0's host is that of loopback there
-				return found
-			}
-			return towards
-		}
-	}
-	return e, nil
 }
 
 // close ends the network. When it returns, nothing of it runs, and nothing touches the memory of groups.

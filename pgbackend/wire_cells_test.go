@@ -175,7 +175,7 @@ func (c wireCell) draw(random *rand.Rand, ends [2]int) wireFault {
 		f.index, f.skip = random.IntN(2), random.IntN(85)
 		f.part = "byte"
 	case probingMoment:
-		f.index, f.skip = 1, 151+random.IntN(2000) // behind any handshake; all answers to a probe are more
+		f.index, f.skip = 1, random.IntN(2000) // from the beginning of the probe; all answers to it are more
 	case "running":
 		f.skip = random.IntN(64 + min(c.size, 1<<20)/2)
 		if c.fault == "damaged_payload" || c.fault == "replay" {

@@ -170,14 +170,12 @@ func (x *wireTrial) operate(g *Group, round int) error {
 
 // playMaking expects that all ranks make the group, or none does, and that they can make it afterwards.
 func (x *wireTrial) playMaking() {
-	timeout := opTimeout
-	if !isStranger(x.fault) && x.expected() != harmless { // what is damaged or missing may be waited for
-		timeout = makingFor
+	if x.moment == "making" { // else when the link is measured
+		x.strike()
 	}
-	x.strike()
 	began := time.Now()
-	errs := x.make(x.String(), timeout, true)
-	measure(x.t, "making the group", time.Since(began), timeout+3*time.Second)
+	errs := x.make(x.String(), x.within, true)
+	measure(x.t, "making the group", time.Since(began), x.within+3*time.Second)
 	x.awaitStrike()
 	failed := slices.IndexFunc(errs, func(err error) bool { return err != nil })
 	if failed >= 0 && x.expected() == harmless {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/transport/tcp"
 )
 
 // wire stands between the links of two ranks, which it finds in the store: each of them is told an address of wire's in the place of the other one's.
@@ -27,6 +28,7 @@ type wire struct {
 
 	mu    sync.Mutex
 	real  map[int]netip.AddrPort // of all ranks, as they have told
+	ids   map[int]tcp.Identity   // of their processes
 	pipes map[*pipe]bool         // that live
 	fault *wireFault             // nil: none, or it has happened
 	said  [][]byte               // of each connection, what its dialer has said first
@@ -61,7 +63,7 @@ type pipe struct {
 
 func newWire(t *testing.T, a, b int, tls bool) *wire {
 	t.Helper()
-	w := &wire{t: t, ends: [2]int{a, b}, tls: tls, real: map[int]netip.AddrPort{}, pipes: map[*pipe]bool{}, struck: make(chan struct{}), done: make(chan struct{})}
+	w := &wire{t: t, ends: [2]int{a, b}, tls: tls, real: map[int]netip.AddrPort{}, ids: map[int]tcp.Identity{}, pipes: map[*pipe]bool{}, struck: make(chan struct{}), done: make(chan struct{})}
 	for i := range w.listeners {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -105,6 +107,17 @@ func (w *wire) relax() {
 	}
 }
 
+// probed returns which process answers where the link through wire is measured, of as many hosts as there are ranks.
+func (w *wire) probed(hosts int) tcp.Identity {
+	to := w.ends[0]
+	if measures(w.ends[0], w.ends[1], hosts) {
+		to = w.ends[1]
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ids[to]
+}
+
 // strikes notes that a fault happens which wire has no part in.
 func (w *wire) strikes() {
 	w.mu.Lock()
@@ -144,7 +157,7 @@ func (w *wire) rewrite(rank int, of string, value []byte) []byte {
 	}
 	to := int(of[0] - '0')
 	w.mu.Lock()
-	w.real[to] = d.At[0]
+	w.real[to], w.ids[to] = d.At[0], tcp.Identity(d.ID)
 	w.mu.Unlock()
 	for i, end := range w.ends {
 		if end == rank && w.ends[1-i] == to {

@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -17,6 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/handshake"
+	"sagecomm/internal/transport/tcp"
 )
 
 var wireSeed = flag.Uint64("wire.seed", 0, "of TestWire: what is random follows from it; 0: another one each time")
@@ -37,19 +40,13 @@ func TestWire(t *testing.T) {
 		seed = rand.Uint64()>>1 + 1
 	}
 	t.Logf("-wire.seed=%d", seed)
-	realName, realRest := networkName, networkRest
-	networkName = func(g *Group) string { return fmt.Sprint(g.name, " ", g.rank) }
-	networkRest = time.Millisecond
-	defer func() { networkName, networkRest = realName, realRest }()
+	secure := wireSettings(t)
+	triedToMake.Store(0)
+	made.Store(0)
 	list, _ := wireCells()
 	rand.New(rand.NewPCG(seed, 0)).Shuffle(len(list), func(i, k int) { list[i], list[k] = list[k], list[i] })
 	if testing.Short() && !strings.Contains(flag.Lookup("test.run").Value.String(), "/") {
 		list = list[:quickCells]
-	}
-	authority := newCertificates(t)
-	secure := make([]options, len(wireHosts))
-	for rank := range secure {
-		secure[rank] = authority.options(t, time.Now().Add(time.Hour))
 	}
 	shared := filesOfSharedMemory(t)
 	before := goroutinesAndDescriptors(t)
@@ -63,12 +60,15 @@ func TestWire(t *testing.T) {
 					return
 				}
 				c := list[n]
-				t.Run(c.String(), func(t *testing.T) { runWireCell(t, c, seed, secure) })
+				t.Run(c.String(), func(t *testing.T) { newWireTrial(t, c, seed, secure).run() })
 			}
 		})
 	}
 	workers.Wait()
 	t.Logf("%d of %d groups were made although a link was harmed meanwhile", made.Load(), triedToMake.Load())
+	if tried := triedToMake.Load(); tried >= 10 { // all of them, in four of which what one rank or both say is lost; as to the others see TestWireGroupsThatAreMade
+		require.Less(t, made.Load(), tried, "no link was harmed")
+	}
 	require.Equal(t, shared, filesOfSharedMemory(t), "files of shared memory")
 	var after [2]int
 	for began := time.Now(); time.Since(began) < opTimeout/2; time.Sleep(10 * time.Millisecond) {
@@ -80,19 +80,24 @@ func TestWire(t *testing.T) {
 	t.Errorf("goroutines and descriptors: %v before, %v after: %v\n%s", before, after, descriptors(t), stacks[:runtime.Stack(stacks, true)])
 }
 
-// Faults of a link while it is measured are faults of a link: all ranks make the group, or none does. How long a probe takes is not bounded here, so
-// the fault always happens before the group is made.
+// Faults of a link while it is measured are faults of a link: all ranks make the group, or none does. The fault comes behind the handshake. The link
+// is measured until the fault has happened, and until the link is lost if it is to be, however long that takes.
 func TestWireWhileLinksAreProbed(t *testing.T) {
-	probing(t, nil)
-	each, all, realRest := linkProbeLimit, linkProbesLimit, networkRest
-	linkProbeLimit, linkProbesLimit, networkRest = opTimeout, opTimeout, time.Millisecond
-	defer func() { linkProbeLimit, linkProbesLimit, networkRest = each, all, realRest }()
-	networkName = func(g *Group) string { return fmt.Sprint(g.name, " ", g.rank) } // probing puts the real one back
-	authority := newCertificates(t)
-	secure := make([]options, len(wireHosts))
-	for rank := range secure {
-		secure[rank] = authority.options(t, time.Now().Add(time.Hour))
-	}
+	var trial atomic.Pointer[wireTrial]
+	probing(t, func(l *tcp.Link, ctx context.Context, limit time.Duration) (c tcp.Costs) {
+		x := trial.Load()
+		if x.hasStruck() || l.Peer() != x.wire.probed(len(wireHosts)) || len(x.names) > 1 {
+			return l.Probe(ctx, limit)
+		}
+		x.strike()
+		for l.Err() == nil && ctx.Err() == nil && (!x.hasStruck() || x.expected() != harmless) {
+			c = l.Probe(ctx, limit)
+			_, _ = l.Push(1, &tcp.Header{Kind: tcp.Probe}, make([]byte, 64<<10)) // what is missing where a length was damaged
+		}
+		return c
+	})
+	secure := wireSettings(t)
+	withLimits(t, time.Second, opTimeout)
 	faults := []string{"reset", "truncate", "stall", "fragments", "damaged_header", "replay"}
 	if testing.Short() {
 		faults = faults[:4] // the others may take seconds
@@ -100,22 +105,60 @@ func TestWireWhileLinksAreProbed(t *testing.T) {
 	for _, fault := range faults {
 		for _, tls := range []bool{false, true} {
 			c := wireCell{noOperation, wireSizes[0], fault, probingMoment, tls}
-			t.Run(c.String(), func(t *testing.T) { runWireCell(t, c, rand.Uint64(), secure) })
+			t.Run(c.String(), func(t *testing.T) {
+				x := newWireTrial(t, c, rand.Uint64(), secure)
+				trial.Store(x)
+				x.run()
+			})
 			forgetLinks()
 		}
 	}
 }
 
-// Each fault, moment, operation and size has cells.
+// A link that is harmed before anything was proved over it is made by another attempt, and with it the group.
+func TestWireGroupsThatAreMade(t *testing.T) {
+	secure := wireSettings(t)
+	for _, fault := range []string{"reset", "truncate"} {
+		for _, tls := range []bool{false, true} {
+			c := wireCell{noOperation, wireSizes[0], fault, "making", tls}
+			t.Run(c.String(), func(t *testing.T) {
+				x := newWireTrial(t, c, rand.Uint64(), secure)
+				x.early, x.within = true, opTimeout
+				before := made.Load()
+				x.run()
+				require.Equal(t, before+1, made.Load(), "the group was not made")
+			})
+		}
+	}
+}
+
+// wireSettings lets each rank have links of its own, which end with its groups, until the test ends. It returns what ranks set for encryption.
+func wireSettings(t *testing.T) []options {
+	t.Helper()
+	realName, realRest := networkName, networkRest
+	networkName = func(g *Group) string { return fmt.Sprint(g.name, " ", g.rank) }
+	networkRest = time.Millisecond
+	t.Cleanup(func() { networkName, networkRest = realName, realRest })
+	authority := newCertificates(t)
+	secure := make([]options, len(wireHosts))
+	for rank := range secure {
+		secure[rank] = authority.options(t, time.Now().Add(time.Hour))
+	}
+	return secure
+}
+
+// Each fault, moment, operation and size has cells, and no more are left out than are known to have no meaning.
 func TestWireIsWhole(t *testing.T) {
 	list, left := wireCells()
-	n := len(list)
-	for _, cells := range left {
-		n += cells
+	byFault := map[string]int{}
+	for _, c := range list {
+		byFault[c.fault]++
 	}
-	require.Equal(t, len(wireOps())*len(wireSizes)*len(wireFaults)*len(wireMoments)*2, n)
-	require.GreaterOrEqual(t, len(list), 1000)
-	t.Logf("%d cells", len(list))
+	require.Equal(t, map[string]int{
+		"reset": 156, "truncate": 156, "damaged_header": 156, "damaged_payload": 74, "replay": 76, "hole": 84, "holes": 84, "drop": 82, "drops": 82,
+		"stall": 156, "fragments": 156, "mute": 84, "garbage": 84, "half": 84, "stranger": 84, "recorded": 84, "twice": 82, "flood": 84,
+	}, byFault)
+	require.Len(t, left, 7, "each reason is one of some")
 	some := func(what string, is func(wireCell) bool) { require.True(t, slices.ContainsFunc(list, is), what) }
 	for _, f := range wireFaults {
 		some(f.name, func(c wireCell) bool { return c.fault == f.name && !c.tls })
@@ -166,33 +209,39 @@ type wireTrial struct {
 	world   *world
 	names   []string      // of the groups
 	limit   time.Duration // of a control exchange
+	within  time.Duration // of a group that is made while the link is harmed
+	early   bool          // the link is harmed by its first bytes
 	stopped chan struct{} // closed when strangers are to stop
 	visits  sync.WaitGroup
 }
 
-func runWireCell(t *testing.T, c wireCell, seed uint64, secure []options) {
-	x := &wireTrial{wireCell: c, t: t, random: c.random(seed), secure: secure, limit: opTimeout, stopped: make(chan struct{})}
+func newWireTrial(t *testing.T, c wireCell, seed uint64, secure []options) *wireTrial {
+	x := &wireTrial{wireCell: c, t: t, random: c.random(seed), secure: secure, limit: opTimeout, within: opTimeout, stopped: make(chan struct{})}
+	if c.moment == "making" && !isStranger(c.fault) && c.expected() != harmless { // what is damaged or missing may be waited for
+		x.within = makingFor
+	}
 	order := x.random.Perm(len(wireHosts))
 	x.wire = newWire(t, order[0], order[1], c.tls)
 	x.secret = writeSecret(t, "the secret of "+c.String())
+	return x
+}
+
+func (x *wireTrial) run() {
 	ended := make(chan struct{})
 	watch := time.AfterFunc(hangAfter, func() {
 		select {
 		case <-ended:
 		default:
 			stacks := make([]byte, 8<<20)
-			panic(fmt.Sprintf("%v hangs\n%s", c, stacks[:runtime.Stack(stacks, true)]))
+			panic(fmt.Sprintf("%v hangs\n%s", x, stacks[:runtime.Stack(stacks, true)]))
 		}
 	})
 	defer watch.Stop()
 	defer close(ended)
 	defer x.end()
-	switch c.moment {
-	case "making":
+	switch x.moment {
+	case "making", probingMoment:
 		x.playMaking()
-	case probingMoment:
-		x.playMaking()
-		require.True(t, x.hasStruck(), "the fault did not happen")
 	case "leaving":
 		x.playLeaving()
 	default:
@@ -276,7 +325,11 @@ func (x *wireTrial) strike() {
 		x.visit()
 		x.wire.strikes()
 	default:
-		x.wire.arm(x.wireCell.draw(x.random, x.wire.ends))
+		f := x.draw(x.random, x.wire.ends)
+		if x.early {
+			f.from, f.index, f.skip = -1, -1, x.random.IntN(handshake.HelloBytes)
+		}
+		x.wire.arm(f)
 	}
 }
 

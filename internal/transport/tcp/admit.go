@@ -35,7 +35,7 @@ func (n *Node) accept(l net.Listener) {
 				n.close(raw)
 				return
 			}
-			if n.strangers.Len() >= maxStrangers {
+			for most := n.mostStrangers(); n.strangers.Len() >= most; {
 				oldest := n.strangers.Front()
 				n.strangers.Remove(oldest)
 				n.close(oldest.Value.(net.Conn))

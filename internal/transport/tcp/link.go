@@ -82,6 +82,7 @@ func (l *Link) start() {
 		}
 		l.running.Go(func() {
 			err := c.run()
+			c.probes.stop()
 			l.lose(err)
 			c.receiving.Lock()
 			c.fail(err)

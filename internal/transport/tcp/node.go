@@ -41,13 +41,16 @@ type Config struct {
 	// Checksums is compared with that of the other process, and Machine is the kernel that this process runs on.
 	Checksums Checksums
 	Machine   Machine
+	// Strangers bounds the connections that have proved nothing yet, unless the node expects so many processes that these may have more. The oldest
+	// one makes room for a new one. 0: DefaultStrangers.
+	Strangers int
 	// Opened and Closing are called for each descriptor of the node, after it was made and before it is closed, so that forked children
 	// can close it. They may be nil.
 	Opened, Closing func(fd uintptr)
 }
 
-// maxStrangers bounds the connections that have proved nothing yet; the oldest one makes room for a new one.
-const maxStrangers = 256
+// DefaultStrangers is how many connections that have proved nothing yet a node keeps where it expects few processes.
+const DefaultStrangers = 256
 
 // crossedWait is how long a process whose attempt has crossed that of the other one waits before it tries again.
 const crossedWait = 250 * time.Millisecond
@@ -75,6 +78,7 @@ type Node struct {
 	closed    bool
 	peers     map[Identity]*peer
 	strangers *list.List // of net.Conn, the oldest one first
+	expected  int        // processes that may be about to make links
 }
 
 // peer is what the node knows of one process.
@@ -111,6 +115,9 @@ func NewNode(c Config, listeners []net.Listener) (*Node, error) {
 	}
 	if c.Timing == (Timing{}) {
 		c.Timing = DefaultTiming
+	}
+	if c.Strangers == 0 {
+		c.Strangers = DefaultStrangers
 	}
 	n := &Node{config: c, listeners: listeners, closing: make(chan struct{}), keys: keys{list: map[handshake.Space]*usedKey{}}, peers: map[Identity]*peer{}, strangers: list.New()}
 	n.dials, n.stop = context.WithCancel(context.Background())
@@ -182,6 +189,19 @@ func (n *Node) StopListening() {
 		n.close(l) // does nothing to one that is closed
 	}
 }
+
+// Expect takes note that so many more processes, or fewer if it is below 0, may be about to make links. They may all dial at the same time, and
+// none of them has to make room for another one.
+func (n *Node) Expect(processes int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.expected += processes
+}
+
+// mostStrangers returns how many connections that have proved nothing yet there may be. A process dials one at a time, and this one may not have
+// seen yet that the one before was given up.
+// Requires: the lock.
+func (n *Node) mostStrangers() int { return max(n.config.Strangers, 2*n.expected) }
 
 func (n *Node) list() (links []*Link) {
 	n.mu.Lock()

@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,28 +14,17 @@ import (
 
 // This file measures what a link costs (docs/protocol.md, section 16, The probe of links), and answers the process that does so.
 
-// Costs is what [Link.Probe] has measured, in seconds. What is 0 was not measured.
-type Costs struct {
-	RoundTrip float64 // of a frame without payload and its answer
-	Frame     float64 // of each further frame in a burst of frames without payload
-	Byte      float64 // of each byte in a burst of long payloads
-}
-
 const (
-	probeConn     = 1                      // the connection on which PROBE and ECHO are sent
-	probeBytes    = 64 << 10               // of a long payload
-	probeTrips    = 40                     // round trips that are tried
-	probeBursts   = 5                      // bursts of frames that are tried,
-	burstFrames   = 32                     // and the frames of each
-	longestBurst  = time.Millisecond       // no burst of more payloads is tried behind one that takes as long
-	eagerFor      = 500 * time.Microsecond // how long a goroutine looks for what comes behind a numbered PROBE before it sleeps,
-	eagerAtMost   = 200 * time.Millisecond // and how long in all on one connection, whatever the other process sends
-	turnsOnOneCPU = 16                     // of who measures, until the network is looked at: see prober.giveWay
+	probeConn      = 1                      // the connection on which PROBE and ECHO are sent
+	eagerFor       = 500 * time.Microsecond // how long a goroutine looks for what comes behind a numbered PROBE before it sleeps,
+	eagerAtMost    = 200 * time.Millisecond // and how long in all on one connection, whatever the other process sends
+	turnsIfCrowded = 16                     // of who measures, until the network is looked at: see prober.giveWay
 )
 
-// probePayloads are the numbers of long payloads in bursts that are tried. Shorter ones come first, because a slow network takes long for a
-// long one.
-var probePayloads = [...]int{1, 4, 16, 32}
+// busyWaiters are the goroutines of this process that wait without sleeping: those that measure a link, and those that read eagerly. Where they have
+// all processors of Go, no other goroutine learns for 10 ms and more that something has come for it: giveWay leads to goroutines that can run, and
+// nobody asks the network which others can.
+var busyWaiters atomic.Int32
 
 // probes is what a connection knows of PROBE and ECHO.
 type probes struct {
@@ -42,9 +32,11 @@ type probes struct {
 	asked   atomic.Uint64 // the last number of this process,
 	echoed  atomic.Uint64 // and the highest one that was answered
 
-	came  uint64        // the last number of the other process,
-	eager time.Duration // and how long this one may have looked eagerly for what came behind it; both under the lock of receiving
-	at    atomic.Int64  // when its last numbered PROBE came, on the link's clock; not set any more when eager has reached its bound
+	came       uint64        // the last number of the other process,
+	eager      time.Duration // and how long this one may have looked eagerly for what came behind it; both under the lock of receiving
+	at         atomic.Int64  // when its last numbered PROBE came, on the link's clock; not set any more when eager has reached its bound
+	looks      atomic.Bool   // who reads is one of busyWaiters,
+	processors int32         // and Go had so many when it began to be one
 
 	owed      atomic.Uint64 // the number that the next ECHO has
 	answered  atomic.Uint64 // the number of the last ECHO; set by who has set answering
@@ -138,14 +130,34 @@ func (c *conn) answerOnce() bool {
 }
 
 // looksEagerly gives way, and reports whether the goroutine that reads is to look again instead of sleeping: because it is being probed, no thread
-// polls, and it does not keep the only processor from the network.
+// polls, and it leaves a processor to others.
 func (c *conn) looksEagerly() bool {
-	at := c.probes.at.Load()
-	if at == 0 || time.Duration(c.link.now()-at) >= eagerFor || c.calmers.Load() > 0 || oneCPU() {
+	p := &c.probes
+	at := p.at.Load()
+	if at == 0 || time.Duration(c.link.now()-at) >= eagerFor || c.calmers.Load() > 0 || !p.looks.Load() && !p.begin() || busyWaiters.Load() >= p.processors {
+		p.stop()
 		return false
 	}
 	giveWay()
 	return true
+}
+
+// begin lets who reads look eagerly, where that leaves a processor to others, and reports whether it does.
+func (p *probes) begin() bool {
+	p.processors = int32(runtime.GOMAXPROCS(0)) // not in each turn: it takes a lock of the scheduler
+	if busyWaiters.Load()+1 >= p.processors {
+		return false
+	}
+	busyWaiters.Add(1)
+	p.looks.Store(true)
+	return true
+}
+
+// stop ends what begin has begun, if anything.
+func (p *probes) stop() {
+	if p.looks.CompareAndSwap(true, false) {
+		busyWaiters.Add(-1)
+	}
 }
 
 // giveWay lets other goroutines and other processes run.
@@ -153,9 +165,6 @@ func giveWay() {
 	runtime.Gosched()
 	yieldProcessor()
 }
-
-// oneCPU reports whether Go runs one goroutine at a time.
-func oneCPU() bool { return runtime.GOMAXPROCS(0) == 1 }
 
 // yieldProcessor lets other processes run.
 func yieldProcessor() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
@@ -168,73 +177,63 @@ func (l *Link) Probe(ctx context.Context, limit time.Duration) (found Costs) {
 		return found
 	}
 	defer c.probes.probing.Unlock()
-	if !oneCPU() { // there the answer is to end a sleep of prober.giveWay
-		l.Calm(true)
-		defer l.Calm(false)
-	}
-	began := time.Now()
-	p := prober{c: c, ctx: ctx}
-	until := func(part time.Duration) { p.deadline = began.Add(part) }
-
-	until(limit)
-	trip, ok := p.burst(0, nil)
-	if !ok {
-		return found
-	}
-	until(limit / 8)
-	again, ok := p.least(probeTrips-1, 0, nil)
-	if ok {
-		trip = min(trip, again)
-	}
-	until(limit / 4)
-	took, ok := p.least(probeBursts, burstFrames, nil)
-	for ok && took <= trip { // a burst has a round trip in it, so others had the processors in all round trips so far
-		if again, ok = p.least(probeTrips, 0, nil); ok {
-			trip = min(trip, again)
-			took, ok = p.least(probeBursts, burstFrames, nil)
+	p := newProber(ctx, c)
+	defer p.end()
+	began, payload := time.Now(), make([]byte, probeBytes)
+	found = measureCosts(limit, func(until time.Duration, frames int, long bool) (time.Duration, bool) {
+		p.deadline = began.Add(until)
+		if long {
+			return p.burst(frames, payload)
 		}
-	}
-	found.RoundTrip = trip.Seconds()
-	if ok {
-		found.Frame = (took - trip).Seconds() / burstFrames
-	}
-	until(limit)
-	payload := make([]byte, probeBytes)
-	for _, n := range probePayloads {
-		took, ok := p.least(2, n, payload)
-		if !ok {
-			break
-		}
-		if took > trip {
-			found.Byte = (took - trip).Seconds() / float64(n*probeBytes)
-		}
-		if took >= longestBurst {
-			break
-		}
-	}
+		return p.burst(frames, nil)
+	})
+	found.Network = c.networkTrip().Seconds()
 	return found
 }
 
-// prober sends PROBE on a connection and waits for the answers.
-type prober struct {
-	c        *conn
-	ctx      context.Context
-	deadline time.Time
-	turns    int // in which nothing had come
+// networkTrip returns the shortest round trip that the kernel has seen of late, 0 if it does not know.
+func (c *conn) networkTrip() (shortest time.Duration) {
+	_ = c.raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil && info.Min_rtt != math.MaxUint32 {
+			shortest = time.Duration(info.Min_rtt) * time.Microsecond
+		}
+	})
+	return shortest
 }
 
-// least returns the shortest time of some bursts, as many as there is time for. It reports false if that was none.
-func (p *prober) least(trials, frames int, payload []byte) (shortest time.Duration, ok bool) {
-	for range trials {
-		took, answered := p.burst(frames, payload)
-		if !answered {
-			break
-		}
-		if !ok || took < shortest {
-			shortest, ok = took, true
-		}
+// prober sends PROBE on a connection and waits for the answers. It is one of busyWaiters.
+type prober struct {
+	c          *conn
+	ctx        context.Context
+	deadline   time.Time
+	processors int32 // of Go
+	calm       bool  // nobody is woken for the answers
+	turns      int   // in which nothing had come
+}
+
+// newProber returns a prober, which ends by end.
+func newProber(ctx context.Context, c *conn) *prober {
+	p := &prober{c: c, ctx: ctx, processors: int32(runtime.GOMAXPROCS(0))}
+	busyWaiters.Add(1)
+	p.calmed(!p.crowded())
+	return p
+}
+
+func (p *prober) end() {
+	p.calmed(false)
+	busyWaiters.Add(-1)
+}
+
+// crowded reports whether who waits busily has all processors.
+func (p *prober) crowded() bool { return busyWaiters.Load() >= p.processors }
+
+// calmed says whether this thread polls so often that nobody is to be woken for the answers.
+func (p *prober) calmed(on bool) {
+	if p.calm != on {
+		p.calm = on
+		p.c.link.Calm(on)
 	}
-	return shortest, ok
 }
 
 // burst returns the time that some frames take, with one behind them that is answered.
@@ -276,12 +275,16 @@ func (p *prober) send(number uint64, payload [][]byte) bool {
 	}
 }
 
-// giveWay lets others run. Where Go has one processor, Gosched leads to other goroutines that can run and never to the network, which nobody would
-// look at for 10 ms and more. So every few turns who measures sleeps there, until something has come on any connection, or 1 ms.
+// giveWay lets others run. Where busyWaiters have all processors, who measures sleeps every few turns, so that somebody looks at the network, until
+// something has come on any connection, or 1 ms. Its answers wake somebody then.
 func (p *prober) giveWay() {
-	if p.turns++; p.turns%turnsOnOneCPU == 0 && oneCPU() {
-		time.Sleep(time.Microsecond)
-		return
+	if p.turns++; p.turns%turnsIfCrowded == 0 {
+		crowded := p.crowded()
+		p.calmed(!crowded)
+		if crowded {
+			time.Sleep(time.Microsecond)
+			return
+		}
 	}
 	giveWay()
 }

@@ -3,8 +3,10 @@ package tcp
 import (
 	"context"
 	"fmt"
+	"net"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +21,50 @@ func probedLink(t *testing.T, change func(*Config)) (a, b *end, of, other *Link)
 	return a, b, of, b.linkOf(t, a)
 }
 
+// answered sends a burst and requires that it is answered.
+func answered(t *testing.T, l *Link, frames, bytes int) {
+	t.Helper()
+	if !l.burst(t, frames, bytes, soon) {
+		t.Errorf("a burst of %d frames of %d bytes is not answered: %v", frames, bytes, l.Err())
+	}
+}
+
+// burst sends a burst as Probe does, and reports whether it is answered.
+func (l *Link) burst(t *testing.T, frames, bytes int, limit time.Duration) bool {
+	t.Helper()
+	c := l.conns[probeConn]
+	c.probes.probing.Lock()
+	defer c.probes.probing.Unlock()
+	p := newProber(t.Context(), c)
+	defer p.end()
+	p.deadline = time.Now().Add(limit)
+	var payload []byte
+	if bytes > 0 {
+		payload = make([]byte, bytes)
+	}
+	_, in := p.burst(frames, payload)
+	return in
+}
+
+// allAnswered sends all bursts that a probe has.
+func allAnswered(t *testing.T, l *Link) {
+	t.Helper()
+	p := &l.conns[probeConn].probes
+	before := p.asked.Load()
+	for range probeTrips {
+		answered(t, l, 0, 0)
+	}
+	for range probeBursts {
+		answered(t, l, burstFrames, 0)
+	}
+	for _, n := range probePayloads {
+		answered(t, l, n, probeBytes)
+	}
+	if after := p.asked.Load(); after != before+probeTrips+probeBursts+uint64(len(probePayloads)) || p.echoed.Load() != after {
+		t.Errorf("of %d, behind %d, %d were answered", after, before, p.echoed.Load())
+	}
+}
+
 // Both processes may measure at the same time and again, while frames of users pass, and no receiver hears of it.
 func TestProbe(t *testing.T) {
 	for name, change := range map[string]func(*Config){"plain": nil, "TLS": secure(newAuthority(t).settings(t))} {
@@ -28,15 +74,7 @@ func TestProbe(t *testing.T) {
 			for round := range 2 {
 				var all sync.WaitGroup
 				for _, one := range []*Link{l, back} {
-					all.Go(func() {
-						c := one.Probe(t.Context(), soon)
-						for began := time.Now(); (c.Frame == 0 || c.Byte == 0) && time.Since(began) < soon; { // the other one's bursts were before each answer
-							c = one.Probe(t.Context(), soon)
-						}
-						if c.RoundTrip <= 0 || c.RoundTrip > soon.Seconds() || c.Frame <= 0 || c.Frame > 1 || c.Byte < 1e-15 || c.Byte > 1e-3 {
-							t.Errorf("%+v", c)
-						}
-					})
+					all.Go(func() { allAnswered(t, one) })
 				}
 				for n := range 50 {
 					require.NoError(t, l.Send(1, message(uint64(n+1)), make([]byte, 20_000)))
@@ -47,8 +85,25 @@ func TestProbe(t *testing.T) {
 			require.Zero(t, a.count())
 			require.NoError(t, l.Err())
 			require.NoError(t, back.Err())
+			require.Eventually(t, func() bool { return busyWaiters.Load() == 0 }, soon, time.Millisecond)
 		})
 	}
+}
+
+// What a probe returns is what was measured, and what the kernel says.
+func TestProbeOfALink(t *testing.T) {
+	noLeaks(t)
+	_, _, l, _ := probedLink(t, nil)
+	var c Costs
+	for began := time.Now(); c.RoundTrip == 0 && time.Since(began) < soon; {
+		c = l.Probe(t.Context(), 100*time.Millisecond)
+	}
+	require.Positive(t, c.RoundTrip)
+	require.Positive(t, c.Network)
+	require.Less(t, c.Network, c.RoundTrip+1, "in seconds")
+	l.conns[probeConn].probes.probing.Lock()
+	require.Zero(t, l.Probe(t.Context(), soon), "one at a time")
+	l.conns[probeConn].probes.probing.Unlock()
 }
 
 // Three processes that have one processor together measure each other: one after the other, and at the same time, so that each answers while it
@@ -62,21 +117,90 @@ func TestProbesOnOneCPU(t *testing.T) {
 			links := make([]*Link, len(ends))
 			for i, of := range ends {
 				links[i] = of.linkTo(t, ends[(i+1)%3])
-				c := links[i].Probe(t.Context(), soon)
-				require.True(t, c.RoundTrip > 0 && c.Frame > 0 && c.Byte > 0, "process %d: %+v", i, c)
+				allAnswered(t, links[i])
 			}
 			var all sync.WaitGroup
-			began := time.Now()
 			for _, l := range links {
 				all.Go(func() { l.Probe(t.Context(), 100*time.Millisecond) })
 			}
 			all.Wait()
-			require.Less(t, time.Since(began), soon)
 			for _, l := range links {
 				require.NoError(t, l.Err())
 			}
+			require.Zero(t, busyWaiters.Load())
 		})
 	}
+}
+
+// Goroutines that wait without sleeping leave a processor to others: who reads sleeps where it would take the last one, and who measures sleeps now
+// and then where there is none left, and lets the network wake who reads its answers.
+func TestBusyWaitersLeaveAProcessor(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
+	link := &Link{began: time.Now()}
+	read := &conn{link: link}
+	read.probes.at.Store(int64(time.Hour)) // it was asked, in the future
+	require.True(t, read.looksEagerly())
+	require.EqualValues(t, 1, busyWaiters.Load())
+	require.True(t, read.looksEagerly())
+	require.EqualValues(t, 1, busyWaiters.Load(), "it is one")
+
+	other := &conn{link: link}
+	other.probes.at.Store(int64(time.Hour))
+	require.True(t, other.looksEagerly())
+	third := &conn{link: link}
+	third.probes.at.Store(int64(time.Hour))
+	require.False(t, third.looksEagerly(), "of three processors")
+	require.EqualValues(t, 2, busyWaiters.Load())
+
+	probed := &conn{link: link, plain: true}
+	probed.raw = noDescriptor{}
+	link.conns = []*conn{read, probed}
+	p := newProber(t.Context(), probed)
+	require.False(t, p.calm)
+	require.Zero(t, probed.calmers.Load())
+	require.False(t, read.looksEagerly(), "who measures goes first")
+	require.EqualValues(t, 2, busyWaiters.Load())
+	giveWay := func() {
+		for range turnsIfCrowded {
+			p.giveWay()
+		}
+	}
+	giveWay()
+	require.True(t, p.calm, "there is room again")
+	require.EqualValues(t, 1, probed.calmers.Load())
+	busyWaiters.Add(1)
+	giveWay()
+	require.False(t, p.calm)
+	busyWaiters.Add(-1)
+	giveWay()
+	require.True(t, p.calm)
+
+	p.end()
+	require.Zero(t, probed.calmers.Load())
+	other.probes.at.Store(int64(-time.Hour))
+	require.False(t, other.looksEagerly())
+	require.Zero(t, busyWaiters.Load())
+}
+
+// noDescriptor is a connection without one.
+type noDescriptor struct{ syscall.RawConn }
+
+func (noDescriptor) Control(func(uintptr)) error { return net.ErrClosed }
+
+// Who reads eagerly when its link ends is none of busyWaiters behind that.
+func TestBusyWaiterWhoseLinkEnds(t *testing.T) {
+	noLeaks(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	a, b, l, back := probedLink(t, nil)
+	at := &back.conns[probeConn].probes.at
+	require.Eventually(t, func() bool {
+		at.Store(int64(time.Hour)) // it was asked, in the future
+		require.NoError(t, l.Send(probeConn, &Header{Kind: Probe}))
+		return busyWaiters.Load() == 1
+	}, soon, time.Millisecond)
+	a.Close()
+	require.Error(t, b.awaitLoss(t))
+	require.Zero(t, busyWaiters.Load())
 }
 
 // hold keeps a process from reading the connection that is probed, as one that is stopped. It returns what lets it go on.
@@ -93,12 +217,10 @@ func TestProbeOfAStoppedProcess(t *testing.T) {
 	_, b, l, back := probedLink(t, nil)
 	for range 2 {
 		release := back.hold()
-		require.Zero(t, l.Probe(t.Context(), 100*time.Millisecond))
-		p := prober{c: l.conns[probeConn], ctx: t.Context(), deadline: time.Now().Add(100 * time.Millisecond)}
-		_, answered := p.burst(1000, make([]byte, probeBytes)) // more than the connection holds
-		require.False(t, answered)
+		require.Zero(t, l.Probe(t.Context(), 100*time.Millisecond).RoundTrip)
+		require.False(t, l.burst(t, 1000, probeBytes, 100*time.Millisecond), "more than the connection holds")
 		release()
-		require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip)
+		answered(t, l, 0, 0)
 	}
 	require.NoError(t, l.Send(1, message(1)))
 	b.await(t, 1)
@@ -116,9 +238,11 @@ func TestProbeEnds(t *testing.T) {
 		_, _, l, back := probedLink(t, nil)
 		release := back.hold()
 		ctx, cancel := context.WithCancel(t.Context())
-		p := prober{c: l.conns[probeConn], ctx: ctx, deadline: time.Now().Add(time.Hour)}
 		over := make(chan bool, 1)
 		go func() {
+			p := newProber(ctx, l.conns[probeConn])
+			defer p.end()
+			p.deadline = time.Now().Add(time.Hour)
 			_, answered := p.burst(0, nil)
 			over <- answered
 		}()
@@ -152,7 +276,7 @@ func TestAnswersThatWait(t *testing.T) {
 	sending.Unlock()
 	require.Eventually(t, func() bool { return ask.echoed.Load() == asked }, soon, time.Millisecond)
 	require.Eventually(t, func() bool { return !answers.answering.Load() }, soon, time.Millisecond)
-	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip, "it begins behind these numbers")
+	answered(t, l, 0, 0) // it begins behind these numbers
 	require.NoError(t, l.Err())
 }
 
@@ -161,18 +285,18 @@ func TestAnswersThatAreOvertaken(t *testing.T) {
 	noLeaks(t)
 	_, _, l, back := probedLink(t, nil)
 	ask, c := &l.conns[probeConn].probes, back.conns[probeConn]
-	answered := func(n uint64) func() bool { return func() bool { return ask.echoed.Load() == n } }
+	echoed := func(n uint64) func() bool { return func() bool { return ask.echoed.Load() == n } }
 	ask.asked.Store(2)
 	require.True(t, c.probes.answering.CompareAndSwap(false, true), "as the goroutine that answers does")
 	require.NoError(t, l.Send(probeConn, &Header{Kind: Probe, Number: 1}))
 	require.Eventually(t, func() bool { return c.probes.owed.Load() == 1 }, soon, time.Millisecond)
 	require.True(t, c.answerOnce())
 	require.NoError(t, l.Send(probeConn, &Header{Kind: Probe, Number: 2}))
-	require.Eventually(t, answered(2), soon, time.Millisecond, "who reads answers")
+	require.Eventually(t, echoed(2), soon, time.Millisecond, "who reads answers")
 	require.Eventually(t, func() bool { return !c.probes.answering.Load() }, soon, time.Millisecond)
 	require.False(t, c.probes.mustAnswer())
 	require.False(t, c.probes.answering.Load())
-	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip)
+	answered(t, l, 0, 0)
 	require.NoError(t, l.Err())
 }
 
@@ -197,16 +321,14 @@ func TestEagerReadingIsBounded(t *testing.T) {
 		defer c.receiving.Unlock()
 		return c.probes.eager
 	}
-	p := prober{c: l.conns[probeConn], ctx: t.Context(), deadline: time.Now().Add(soon)}
 	for spent() < eagerAtMost {
 		before := spent()
-		_, answered := p.burst(0, nil)
-		require.True(t, answered)
+		answered(t, l, 0, 0)
 		require.LessOrEqual(t, spent()-before, eagerFor)
 		require.Greater(t, spent(), before)
 	}
 	at := c.probes.at.Load()
-	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip)
+	answered(t, l, 0, 0)
 	require.Equal(t, at, c.probes.at.Load())
 	require.NoError(t, l.Err())
 }
@@ -255,7 +377,7 @@ func TestProbesThatNoProcessSends(t *testing.T) {
 func TestAnswerTwice(t *testing.T) {
 	noLeaks(t)
 	a, _, l, back := probedLink(t, nil)
-	require.NotZero(t, l.Probe(t.Context(), soon).RoundTrip)
+	answered(t, l, 0, 0)
 	last := l.conns[probeConn].probes.asked.Load()
 	c := back.conns[probeConn]
 	_, err := c.Write(c.next(&Header{Kind: Echo, Number: last}, nil))

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -169,8 +170,75 @@ func TestPortScan(t *testing.T) {
 	}, soon, time.Millisecond)
 	require.NoError(t, l.Send(1, message(1), []byte("x")))
 	b.await(t, 1)
-	require.LessOrEqual(t, b.strangerCount(), maxStrangers)
+	require.LessOrEqual(t, b.strangerCount(), DefaultStrangers)
 	require.Eventually(t, func() bool { return b.strangerCount() == 0 }, soon, 10*time.Millisecond)
+}
+
+// All processes that a node expects may dial at the same time, as those of a group do with the one that has the highest identity: none of them is
+// closed for another one.
+func TestManyProcessesDialAtOnce(t *testing.T) {
+	noLeaks(t)
+	b := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon} })
+	const dialers = DefaultStrangers + 44
+	b.Expect(dialers)
+	answers := make([][]byte, dialers)
+	errs := make([]error, dialers)
+	var all sync.WaitGroup
+	b.keys.mu.Lock() // no proof is looked at before all have dialed
+	for k := range dialers {
+		c := knock(t, b)
+		all.Go(func() {
+			var s *handshake.Session
+			if s, errs[k] = linkProtocol.Greet(c, testSpace, testKey, time.Now().Add(soon)); errs[k] != nil {
+				return
+			}
+			i := introduction{from: Identity{1, byte(k >> 8), byte(k)}, to: b.id, attempt: 1, data: 2}
+			if errs[k] = s.Send(i.encode()); errs[k] == nil {
+				answers[k], errs[k] = s.Receive()
+			}
+		})
+	}
+	together := func() bool { return b.strangerCount() == dialers }
+	for began := time.Now(); !together() && time.Since(began) < soon; {
+		<-time.After(time.Millisecond)
+	}
+	there := b.strangerCount()
+	b.keys.mu.Unlock()
+	all.Wait()
+	require.Equal(t, dialers, there, "connections at the same time")
+	require.NoError(t, errors.Join(errs...))
+	for k := range answers {
+		require.Equal(t, []byte{admitted}, answers[k])
+	}
+}
+
+// Connections that prove nothing are bounded by what a node expects: a process dials one at a time, and one more may be there that it has given up.
+func TestStrangersOfManyProcesses(t *testing.T) {
+	noLeaks(t)
+	b := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Hour}
+		c.Strangers = 5
+	})
+	bound := func(want int) {
+		t.Helper()
+		oldest := knock(t, b)
+		for range want { // one more than there may be
+			knock(t, b)
+		}
+		_, err := oldest.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF, "it makes room")
+		require.Eventually(t, func() bool { return b.strangerCount() == want }, soon, time.Millisecond)
+	}
+	bound(5)
+	b.Expect(2)
+	bound(5)
+	b.Expect(8)
+	bound(20)
+	b.Expect(-7)
+	bound(6)
+	b.Expect(-3)
+	bound(5)
+	require.NoError(t, newEnd(t, nil).linkTo(t, b).Err(), "a process of the job takes the place of strangers")
 }
 
 // A process that has proved itself and then goes away, or says nothing, leaves no half of a link behind.
