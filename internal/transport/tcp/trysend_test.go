@@ -94,6 +94,7 @@ func TestTryFlushSendsTheRestOfAFrame(t *testing.T) {
 	flushed, err := there.TryFlush(1)
 	require.NoError(t, err)
 	require.True(t, flushed, "nothing was sent")
+	require.NoError(t, there.conns[1].tcp.SetWriteBuffer(MaxMessage/4)) // so that a frame which is tried may not fit
 	sent := 0
 	for flushed {
 		taken, err := there.TrySend(1, message(uint64(sent+1)), make([]byte, MaxMessage))
