@@ -262,7 +262,7 @@ func TestStateBetweenHosts(t *testing.T) {
 	require.Equal(t, -1, run.Awaits(1))
 	require.Eventually(t, func() bool {
 		before := h.stated.Load()
-		h.sets[0].Ask(h.pair(0, 1))
+		h.sets[0].Ask(h.pair(0, 1), nil)
 		require.Eventually(t, func() bool { return h.stated.Load() > before }, opTimeout, time.Millisecond)
 		return run.Awaits(1) == 0 // it is awake at times
 	}, opTimeout, time.Millisecond)
