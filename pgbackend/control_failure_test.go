@@ -74,6 +74,7 @@ func TestControlTimeoutNamesWhoDoesNotGoOn(t *testing.T) {
 // Between hosts, a rank that has not come to an exchange may wait for one that does not answer. Rank 1 waits in a collective for rank 2.
 func TestControlTimeoutOverHosts(t *testing.T) {
 	setCompareEvery(t, time.Hour)
+	patient(t, time.Second)
 	for name, c := range map[string]struct {
 		waits   bool // rank 1 does
 		silent  []int

@@ -200,8 +200,8 @@ func (g diagnosis) awaitedBy(rank int, until time.Time) (awaited int, silent boo
 	}
 }
 
-// awakeFor is longer than a waiting rank stays awake, even on a busy machine.
-const awakeFor = 200 * time.Millisecond
+// awakeFor is longer than a waiting rank stays awake, even on a busy machine. Tests change it.
+var awakeFor = 200 * time.Millisecond
 
 // standsStill is the end of a sentence about what all ranks have begun. rank is the one that holds it up, or -1 if it is one of several that do
 // not answer.

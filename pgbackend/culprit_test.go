@@ -190,6 +190,13 @@ func TestRankThatIsAwakeIsAskedSeldom(t *testing.T) {
 	require.Less(t, g.remotes[1].states.Load()-before, int64(15))
 }
 
+// patient lets a diagnosis between hosts wait for answers for longer than a busy machine takes.
+func patient(t *testing.T, d time.Duration) {
+	limit, awake, diagnosis := stateLimit, awakeFor, diagnosisLimit
+	t.Cleanup(func() { stateLimit, awakeFor, diagnosisLimit = limit, awake, diagnosis }) // behind the end of groups that are made later
+	stateLimit, awakeFor, diagnosisLimit = d, d, 4*d
+}
+
 // setCompareEvery sets when ranks begin to compare calls of groups that are made behind it.
 func setCompareEvery(t *testing.T, d time.Duration) {
 	real := compareEvery
@@ -239,9 +246,7 @@ func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
 
 // However long ranks do not answer, questions end when the diagnosis is to end.
 func TestQuestionsEndWithTheDiagnosis(t *testing.T) {
-	real := stateLimit
-	t.Cleanup(func() { stateLimit = real }) // behind the end of the group
-	stateLimit = 2 * hangAfter
+	patient(t, 2*hangAfter)
 	w := newHostsWorld(t, "012")
 	for _, rank := range []int{1, 2} {
 		w.groups[rank].links.pairs[0].Link.Attend()

@@ -19,9 +19,7 @@ func TestDestroyWaitsForLateStreams(t *testing.T) {
 // So it does where that rank is on another host: it is asked how far it is, by nothing else than Destroy.
 func TestDestroyWaitsForLateStreamsOverHosts(t *testing.T) {
 	setCompareEvery(t, time.Hour)
-	real := stateLimit
-	t.Cleanup(func() { stateLimit = real })
-	stateLimit = opTimeout
+	patient(t, opTimeout)
 	destroyWithLateStreams(t, func() *world { return newHostsWorld(t, "01") })
 }
 

@@ -84,6 +84,7 @@ func TestOtherCausesOfAMonitoredBarrier(t *testing.T) {
 // Between hosts, who words the timeout of a barrier asks no rank again where this rank has diagnosed it: the thread would not look for signals.
 func TestMonitoredBarrierOverHosts(t *testing.T) {
 	setCompareEvery(t, time.Hour)
+	patient(t, time.Second)
 	w := newHostsWorld(t, "0123")
 	g := w.groups[0]
 	arrived, f := w.groups[2].Issue(coll.Op{Kind: coll.Barrier, Async: true}, nil, nil)
@@ -103,15 +104,13 @@ func TestMonitoredBarrierOverHosts(t *testing.T) {
 	// A rank that has not diagnosed it, because another one was earlier, asks who has arrived.
 	g.incidents.missing.Store(nil)
 	require.NoError(t, expect(g.MonitoredCause(short, true), coll.Timeout, "Ranks 1, 3 failed to pass monitoredBarrier in 150 ms; sagecomm: group "))
-	require.Greater(t, states(), before)
+	require.Eventually(t, func() bool { return states() > before }, opTimeout, time.Millisecond)
 	require.NotNil(t, finish(arrived))
 }
 
 // It does not wait for answers as long as a diagnosis does.
 func TestMonitoredBarrierWaitsForNobodyForLong(t *testing.T) {
-	real := stateLimit
-	t.Cleanup(func() { stateLimit = real }) // behind the end of the group
-	stateLimit = 2 * hangAfter
+	patient(t, 2*hangAfter)
 	w := newHostsWorld(t, "01")
 	l := w.groups[1].links.pairs[0].Link
 	l.Attend()

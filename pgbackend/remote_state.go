@@ -16,13 +16,13 @@ import (
 // Times of questions. Tests change them.
 var (
 	stateLimit     = 200 * time.Millisecond // how long who asks waits for answers; who gives none counts as silent
-	diagnosisLimit = 2 * stateLimit         // of a diagnosis in all, so that what follows it ends within a second of the timeout
-	compareEvery   = 250 * time.Millisecond // A rank whose operations have not gone on for so long asks, then ever more seldom,
+	diagnosisLimit = 400 * time.Millisecond // of a diagnosis in all, so that what follows it ends within a second of the timeout
+	compareEvery   = 250 * time.Millisecond // a rank whose operations have not gone on for so long asks, then ever more seldom,
 )
 
 const (
 	stateSlice      = time.Millisecond      // between looks for answers
-	compareSeldom   = 10 * time.Second      // but at least so often.
+	compareSeldom   = 10 * time.Second      // but at least so often
 	compareStreams  = time.Second           // so often one asks whose calls a vendor's library carries out, if there are new ones
 	longestAskPause = 50 * time.Millisecond // between questions to one rank in a diagnosis
 )
@@ -155,11 +155,11 @@ func (g *Group) unfinishedNow() (text string) {
 
 // libraryCalls returns the number of the last collective of the device lane if a vendor's library carries collectives out, else 0.
 func (g *Group) libraryCalls() uint64 {
-	if !g.throughLibrary() || !g.life.acquire() {
+	if !g.life.acquire() {
 		return 0
 	}
 	defer g.life.release()
-	if d := g.device.Load(); d != nil {
+	if d := g.device.Load(); d != nil && g.throughLibrary() {
 		return d.run.Sequence()
 	}
 	return 0

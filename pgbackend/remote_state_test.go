@@ -67,9 +67,7 @@ func libraryWorld(t *testing.T, hosts string) (*world, func(g *Group) *externalE
 // Calls that differ and that a library carries out all the same are found although operations go on, and although nothing goes on for long: the
 // comparison has a time of its own, and waits for no operation of the host lane.
 func TestCallsOfALibraryThatDiffer(t *testing.T) {
-	real := stateLimit
-	t.Cleanup(func() { stateLimit = real }) // behind the end of the group
-	stateLimit = 2 * hangAfter              // of a question that nobody answers
+	patient(t, 2*hangAfter) // where nobody answers
 	w, of := libraryWorld(t, "00123")
 	w.each(func(g *Group) error {
 		op := coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Async: true, Device: aDevice}
