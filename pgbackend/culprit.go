@@ -172,16 +172,15 @@ func (e evidence) awaits(rank int, until time.Time) int {
 	return awaited
 }
 
-// sleeps reports whether a rank that awaits another one goes on by itself. It does not where it awaits its own device, which no rank but
-// itself keeps busy unless a library moves the data.
+// sleeps reports whether a rank that awaits a rank waits for another one. One that awaits its own device does not: no other rank keeps that busy,
+// unless a library moves the data.
 func (e evidence) sleeps(rank, awaited int) bool {
 	return awaited >= 0 && (awaited != rank || e.library)
 }
 
-// awaitedBy returns the rank that a rank sleeps for, or -1. It looks again until the given
-// time, because a rank that waits for long wakes up from time to time. A rank of another host is asked again, ever more seldom because each rank of
-// the group may ask the same one, because what it has told is how it was at one moment, until it does not answer. It ends early when the
-// group gets another cause.
+// awaitedBy returns the rank that a rank sleeps for, or -1, and whether the rank does not answer. It looks again until the given time, because a
+// rank that waits for long wakes up from time to time. A rank of another host is asked again, because what it has told is how it was at one
+// moment, ever more seldom, because each rank of the group may ask it. It ends early when the group gets another cause.
 // Requires: the group is acquired.
 func (g diagnosis) awaitedBy(rank int, until time.Time) (awaited int, silent bool) {
 	cause := g.cause.Load()

@@ -13,8 +13,13 @@ import (
 	"sagecomm/internal/coll"
 )
 
+// impatient sets how long Destroy waits for operations. What an earlier test has waited for in vain does not make that shorter.
 func impatient(t *testing.T, d time.Duration) {
 	t.Helper()
+	p := Get()
+	p.mu.Lock()
+	p.inVain = time.Time{}
+	p.mu.Unlock()
 	before := destroyTimeout
 	destroyTimeout = d
 	t.Cleanup(func() { destroyTimeout = before })
