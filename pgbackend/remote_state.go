@@ -66,7 +66,7 @@ func (g *Group) question(ranks ...int) map[*remoteControl]int64 {
 	for _, rank := range ranks {
 		if g.answers(rank) {
 			r := g.remotes[rank]
-			g.links.network.set.Ask(r.pair, func(begins bool) { before[r] = r.note(begins) })
+			r.set.Ask(r.pair, func(begins bool) { before[r] = r.note(begins) })
 		}
 	}
 	return before
