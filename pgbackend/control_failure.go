@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"fmt"
+	"time"
 
 	"sagecomm/internal/coll"
 )
@@ -48,14 +49,37 @@ func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 			absent = append(absent, rank)
 		}
 	}
+	until := time.Now().Add(diagnosisLimit)
+	g.askRemotes(until)
+	d := diagnosis{g, g.run}
+	e := d.evidence(until)
 	f := &coll.Failure{Status: coll.Timeout}
 	var what string
 	if len(absent) > 0 {
-		f.Rank, what = absent[0], "not arrived: "+diagnosis{g, g.run}.lastCalls(absent)
+		f.Rank = absent[0]
+		if g.remotes != nil { // who does not answer may be one that the others wait for
+			absent, f.Rank = e.firstOf(absent, g.rank)
+		}
+		what = d.notArrived(e, absent, f.Rank)
 	} else {
-		f.Rank, what = missing[0], "all ranks have arrived, but "+g.who(missing[0])+" does not go on"
+		f.Rank = e.holdsUp(missing)
+		what = "all ranks have arrived, but " + d.standsStill(e, f.Rank, e.silentOf(missing))
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %v; %s; every rank must come to it: look at what that rank does, and raise the timeout if it is only slow",
 		g.title(), g.number(g.rank), x.timeout, x, what)
 	return f
+}
+
+// holdsUp returns the rank that holds up an exchange to which all ranks have come, of those that have not done their part of its present
+// step. One that answers may wait for one that does not. -1: several do not.
+func (e evidence) holdsUp(missing []int) int {
+	silent := e.silentOf(missing)
+	switch len(silent) {
+	case 0:
+		return missing[0]
+	case 1:
+		return silent[0]
+	default:
+		return -1
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 func TestControlTimeoutNamesWhoHasNotArrived(t *testing.T) {
@@ -67,6 +69,65 @@ func TestControlTimeoutNamesWhoDoesNotGoOn(t *testing.T) {
 	w.groups[1].posts(topicUniqueID, 1, "id", controlPart+1)
 	_, f := w.groups[0].exchange(topicUniqueID, "id", make([]byte, 2*controlPart), short)
 	expectScenario(t, "control", "a rank that stops within an exchange", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1) }), f))
+}
+
+// Between hosts, a rank that has not come to an exchange may wait for one that does not answer. Rank 1 waits in a collective for rank 2.
+func TestControlTimeoutOverHosts(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	patient(t, time.Second)
+	for name, c := range map[string]struct {
+		waits   bool // rank 1 does
+		silent  []int
+		come    []int // to the exchange
+		culprit int
+		texts   []string
+	}{
+		"one that answers": {false, []int{1}, []int{1}, 2, []string{"not arrived: rank 2 (", ") has called no collective yet; every rank"}},
+		"one that waits":   {true, []int{2}, []int{2}, 2, []string{"not arrived: rank 1 (", "last called broadcast #1", "; it waits for rank 2 (", ", which does not answer"}},
+		"one of two":       {true, []int{2}, nil, 2, []string{"not arrived: rank 2 (", ") does not answer, ", "; rank 1 (", ") last called broadcast #1"}},
+		"two are silent":   {false, []int{1, 2}, nil, -1, []string{"not arrived: rank 1 (", ") does not answer, ", "; rank 2 ("}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newHostsWorld(t, "012")
+			g := w.groups[0]
+			var works []runner.Work
+			if c.waits {
+				work, f := w.groups[1].Issue(coll.Op{Kind: coll.Broadcast, Type: coll.Uint8, Root: 2, Async: true}, nil, one(make([]byte, 8)))
+				require.Nil(t, f)
+				works = append(works, work)
+				awaited, _ := diagnosis{g, g.run}.awaitedBy(1, time.Now().Add(opTimeout))
+				require.Equal(t, 2, awaited)
+			}
+			var ended sync.WaitGroup
+			for _, rank := range c.come {
+				ended.Go(func() { _, _ = w.groups[rank].exchange(topicEngine, "test", nil, opTimeout) })
+				require.Eventually(t, func() bool { return topicEngine.entry(g, rank).posted.Load() == 1 }, opTimeout, time.Millisecond)
+			}
+			for _, rank := range c.silent {
+				w.groups[rank].links.pairs[0].Link.Attend()
+			}
+			_, f := g.exchange(topicEngine, "test", nil, short)
+			require.NoError(t, expect(f, coll.Timeout, c.texts...))
+			require.Equal(t, c.culprit, f.Rank)
+			for _, rank := range c.silent {
+				w.groups[rank].links.pairs[0].Link.Leave()
+			}
+			ended.Wait()
+			for _, work := range works {
+				require.NotNil(t, finish(work))
+			}
+		})
+	}
+}
+
+// So may one that has come and has not done its part of the present step.
+func TestWhoHoldsUpAnExchange(t *testing.T) {
+	for _, c := range []struct {
+		silent  []int
+		culprit int
+	}{{nil, 1}, {[]int{0}, 1}, {[]int{2}, 2}, {[]int{1, 2}, -1}} {
+		require.Equal(t, c.culprit, known{awaits: make([]int, 3), silent: c.silent}.evidence(0).holdsUp([]int{1, 2}))
+	}
 }
 
 // posts writes a round of an exchange as this rank would.

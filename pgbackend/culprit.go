@@ -6,34 +6,54 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sagecomm/internal/runner"
 )
 
 // This file finds the culprit of a timeout among the ranks of a group: the rank that does not go on, and none that waits for it. What is known
 // of ranks of this host lies in shared memory. Ranks of other hosts are asked (remote_state.go), and one that does not answer is silent: all that
 // is known of it is how far it was at least (docs/protocol.md, section 16, What a silent rank may be).
 
-// evidence is what a rank knows of the ranks of its group.
+// evidence is what a rank knows of the ranks of its group at the moment of a diagnosis. List, culprit and text of an error are made from one
+// evidence, so they agree.
 type evidence struct {
 	rank, size int
-	last       func(rank int) uint64 // the number of the last collective that a rank has begun
-	consumed   func(rank int) uint64 // how much a rank has taken of what others have published
-	silent     func(rank int) bool
-	awaitedBy  func(rank int, until time.Time) int
+	library    bool      // a vendor's library carries operations out: a rank that waits for its own device may wait for any other rank
+	until      time.Time // the end of the diagnosis
+	last       []uint64  // by rank: the number of the last collective that it has begun
+	silent     []bool    // by rank: it does not answer. A search may find more of them.
+
+	consumed  func(rank int) uint64 // how much a rank has taken of what others have published
+	awaitedBy func(rank int, until time.Time) (awaited int, silent bool)
 }
 
-// evidence returns what is known of the lane.
-func (g diagnosis) evidence() evidence {
-	return evidence{g.rank, g.size, g.last, g.run.Consumed, g.isSilent, g.awaitedBy}
+// evidence returns what is known of the lane, where no library carries operations out. Ranks of other hosts have been asked before.
+func (g diagnosis) evidence(until time.Time) evidence {
+	e := evidence{g.rank, g.size, false, until, make([]uint64, g.size), make([]bool, g.size), g.run.Consumed, g.awaitedBy}
+	for rank := range e.size {
+		e.last[rank], e.silent[rank] = g.last(rank), g.isSilent(rank)
+	}
+	return e
+}
+
+// throughLibraryHere reports whether a vendor's library carries out collectives of the lane.
+func (g diagnosis) throughLibraryHere() bool {
+	return g.run.Lane() == runner.DeviceLane && g.throughLibrary()
 }
 
 // silentRanks returns the ranks that do not answer.
 func (e evidence) silentRanks() (list []int) {
-	for rank := range e.size {
-		if rank != e.rank && e.silent(rank) {
+	for rank, silent := range e.silent {
+		if silent {
 			list = append(list, rank)
 		}
 	}
 	return list
+}
+
+// silentOf returns those of ranks that do not answer.
+func (e evidence) silentOf(ranks []int) []int {
+	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return !e.silent[rank] })
 }
 
 // absent returns the ranks that have not begun a collective, and the culprit, which comes first if it is one of them. awaited is the rank that
@@ -41,14 +61,19 @@ func (e evidence) silentRanks() (list []int) {
 // not known, so it counts as the culprit if all others wait. -1: that cannot be told apart.
 func (e evidence) absent(sequence uint64, awaited int) (list []int, culprit int) {
 	for rank := range e.size {
-		if rank != e.rank && e.last(rank) < sequence {
+		if rank != e.rank && e.last[rank] < sequence {
 			list = append(list, rank)
 		}
 	}
-	switch {
-	case len(list) == 0:
+	if len(list) == 0 {
 		return nil, -1
-	case len(list) == 1 && len(e.silentRanks()) == 0:
+	}
+	return e.firstOf(list, awaited)
+}
+
+// firstOf returns ranks that have not arrived with the culprit in front, if it is one of them, and the culprit.
+func (e evidence) firstOf(list []int, awaited int) (sorted []int, culprit int) {
+	if len(list) == 1 && len(e.silentRanks()) == 0 {
 		return list, list[0]
 	}
 	culprit = e.absentCulprit(list, awaited)
@@ -59,19 +84,19 @@ func (e evidence) absent(sequence uint64, awaited int) (list []int, culprit int)
 }
 
 func (e evidence) absentCulprit(list []int, awaited int) int {
-	known := slices.DeleteFunc(slices.Clone(list), e.silent)
+	known := slices.DeleteFunc(slices.Clone(list), func(rank int) bool { return e.silent[rank] })
 	if len(known) == 0 {
 		if len(list) == 1 {
 			return list[0]
 		}
-		if end, _ := e.end(awaited); end >= 0 && e.silent(end) {
+		if end, _ := e.end(awaited); end >= 0 && e.silent[end] {
 			return end
 		}
 		return -1
 	}
-	first := slices.MinFunc(known, func(a, b int) int { return cmp.Compare(e.last(a), e.last(b)) })
-	held := e.behind(first)
-	if held < 0 || e.silent(held) || slices.Contains(known, held) && e.last(held) == e.last(first) {
+	first := slices.MinFunc(known, func(a, b int) int { return cmp.Compare(e.last[a], e.last[b]) })
+	held := e.behind(first, list)
+	if held < 0 || e.silent[held] || slices.Contains(known, held) && e.last[held] == e.last[first] {
 		return held
 	}
 	return first
@@ -79,27 +104,33 @@ func (e evidence) absentCulprit(list []int, awaited int) int {
 
 // behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for
 // another rank, down to the one that does not go on, and no rank that waits can be further back than that one. If even that one waits, and one
-// rank is silent, it is that. -1: several are.
-func (e evidence) behind(awaited int) int {
+// rank of suspects, nil for all ranks, is silent, it is that. -1: several are. Nothing leads to a silent rank that is no suspect.
+func (e evidence) behind(awaited int, suspects []int) int {
 	end, waits := e.end(awaited)
-	if e.silent(end) {
+	if e.silent[end] {
 		return end
 	}
 	furthest, least := end, e.consumed(end)
 	for rank := range e.size {
-		if n := e.consumed(rank); n < least && !e.silent(rank) {
+		if n := e.consumed(rank); n < least && !e.silent[rank] {
 			furthest, least = rank, n
 		}
 	}
-	silent := e.silentRanks()
-	if len(silent) == 0 {
+	if len(e.silentRanks()) == 0 {
 		return furthest
 	}
 	if furthest != end {
-		waits = furthest == e.rank || e.awaitedBy(furthest, time.Now().Add(awakeFor)) >= 0
+		waits = furthest == e.rank || e.sleeps(furthest, e.awaits(furthest, e.searchEnd()))
+		if e.silent[furthest] {
+			return furthest
+		}
+	}
+	silent := e.silentRanks()
+	if suspects != nil {
+		silent = e.silentOf(suspects)
 	}
 	switch {
-	case !waits:
+	case !waits || len(silent) == 0:
 		return furthest
 	case len(silent) == 1:
 		return silent[0]
@@ -112,49 +143,90 @@ func (e evidence) behind(awaited int) int {
 func (e evidence) end(awaited int) (rank int, waits bool) {
 	seen := make([]bool, e.size)
 	seen[e.rank] = true
-	until := time.Now().Add(awakeFor)
-	rank, waits = awaited, awaited == e.rank
-	for next := awaited; next >= 0; next = e.awaitedBy(next, until) {
+	until := e.searchEnd()
+	rank = awaited
+	for next := awaited; next >= 0; next = e.awaits(next, until) {
 		if seen[next] {
-			return rank, true
+			return rank, e.sleeps(rank, next)
 		}
 		seen[next], rank = true, next
-		if e.silent(next) {
+		if e.silent[next] {
 			break
 		}
 	}
-	return rank, waits
+	return rank, false
 }
 
-// awaitedBy returns the rank that a rank sleeps for, or -1. It looks again until the given
-// time, because a rank that waits for long wakes up from time to time. A rank of another host is asked again, because what it has told is how it
-// was at one moment, until it does not answer.
+// searchEnd returns until when a search that begins now looks for ranks that sleep.
+func (e evidence) searchEnd() time.Time {
+	if until := time.Now().Add(awakeFor); until.Before(e.until) {
+		return until
+	}
+	return e.until
+}
+
+// awaits returns the rank that a rank sleeps for, or -1, and takes note of one that does not answer.
+func (e evidence) awaits(rank int, until time.Time) int {
+	awaited, silent := e.awaitedBy(rank, until)
+	e.silent[rank] = e.silent[rank] || silent
+	return awaited
+}
+
+// sleeps reports whether a rank that awaits a rank waits for another one. One that awaits its own device does not: no other rank keeps that busy,
+// unless a library moves the data.
+func (e evidence) sleeps(rank, awaited int) bool {
+	return awaited >= 0 && (awaited != rank || e.library)
+}
+
+// awaitedBy returns the rank that a rank sleeps for, or -1, and whether the rank does not answer. It looks again until the given time, because a
+// rank that waits for long wakes up from time to time. A rank of another host is asked again, because what it has told is how it was at one
+// moment, ever more seldom, because each rank of the group may ask it. It ends early when the group gets another cause.
 // Requires: the group is acquired.
-func (g diagnosis) awaitedBy(rank int, until time.Time) int {
-	for ; ; time.Sleep(200 * time.Microsecond) {
-		if next := g.run.Awaits(rank); next >= 0 || time.Now().After(until) || g.isSilent(rank) {
-			return next
+func (g diagnosis) awaitedBy(rank int, until time.Time) (awaited int, silent bool) {
+	cause := g.cause.Load()
+	for pause := time.Duration(0); ; {
+		awaited, silent = g.run.Awaits(rank), g.isSilent(rank)
+		if awaited >= 0 || silent || time.Now().After(until) || g.cause.Load() != cause {
+			return awaited, silent
 		}
-		if g.remote(rank) != nil {
-			g.ask(until, rank)
+		if g.remote(rank) == nil {
+			time.Sleep(200 * time.Microsecond)
+			continue
 		}
+		time.Sleep(min(pause, time.Until(until)))
+		g.ask(time.Until(until), rank)
+		pause = min(max(2*pause, time.Millisecond), longestAskPause)
 	}
 }
 
-// awakeFor is longer than a waiting rank stays awake, even on a busy machine.
-const awakeFor = 200 * time.Millisecond
+// awakeFor is longer than a waiting rank stays awake, even on a busy machine. Tests change it.
+var awakeFor = 200 * time.Millisecond
 
-// standsStill is the end of a sentence about a collective that all ranks have begun. rank is what behind has returned.
-func (g diagnosis) standsStill(rank int) string {
-	if rank >= 0 && !g.isSilent(rank) {
+// standsStill is the end of a sentence about what all ranks have begun. rank is the one that holds it up, or -1 if it is one of several that do
+// not answer.
+func (g diagnosis) standsStill(e evidence, rank int, silent []int) string {
+	switch {
+	case rank >= 0 && e.silent[rank]:
+		return g.who(rank) + " does not go on, nor answer: it may be stopped, or its host busy"
+	case rank >= 0:
 		return g.who(rank) + " does not go on"
 	}
-	if rank >= 0 {
-		return g.who(rank) + " does not go on, nor answer: it may be stopped, or its host busy"
+	names := make([]string, len(silent))
+	for i, rank := range silent {
+		names[i] = g.who(rank)
 	}
-	var names []string
-	for _, rank := range g.evidence().silentRanks() {
-		names = append(names, g.who(rank))
+	return strings.Join(names, " and ") + " do not answer: they may be stopped, or their hosts busy"
+}
+
+// notArrived is the end of a sentence about ranks that have not arrived. culprit is what absent has returned.
+func (g diagnosis) notArrived(e evidence, absent []int, culprit int) string {
+	text := "not arrived: " + g.lastCalls(e, absent)
+	if culprit < 0 || slices.Contains(absent, culprit) {
+		return text
 	}
-	return fmt.Sprintf("%s do not answer: they may be stopped, or their hosts busy", strings.Join(names, " and "))
+	wait := "they wait"
+	if len(absent) == 1 {
+		wait = "it waits"
+	}
+	return fmt.Sprintf("%s; %s for %s, which does not answer: it may be stopped, or its host busy", text, wait, g.who(culprit))
 }

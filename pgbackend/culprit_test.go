@@ -11,25 +11,39 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// known is what a rank knows in a case: numbers by rank, for whom each rank waits, or -1, and who does not answer.
+// known is what a rank knows in a case: numbers by rank, for whom each rank waits, or -1, who does not answer, and who stops to answer when it is
+// asked again.
 type known struct {
 	last     []uint64
 	consumed []uint64
 	awaits   []int
 	silent   []int
+	falls    []int
+	library  bool
+	asked    *[]time.Time // until when it was searched
 }
 
 func (k known) evidence(rank int) evidence {
-	of := func(list []uint64) func(int) uint64 {
-		return func(rank int) uint64 {
-			if list == nil {
-				return 0
-			}
-			return list[rank]
-		}
+	e := evidence{rank: rank, size: len(k.awaits), library: k.library, until: time.Now().Add(opTimeout), last: k.last, silent: make([]bool, len(k.awaits))}
+	for _, rank := range k.silent {
+		e.silent[rank] = true
 	}
-	return evidence{rank, len(k.awaits), of(k.last), of(k.consumed), func(rank int) bool { return slices.Contains(k.silent, rank) },
-		func(rank int, _ time.Time) int { return k.awaits[rank] }}
+	e.consumed = func(rank int) uint64 {
+		if k.consumed == nil {
+			return 0
+		}
+		return k.consumed[rank]
+	}
+	e.awaitedBy = func(rank int, until time.Time) (int, bool) {
+		if k.asked != nil {
+			*k.asked = append(*k.asked, until)
+		}
+		if slices.Contains(k.falls, rank) {
+			return -1, true
+		}
+		return k.awaits[rank], false
+	}
+	return e
 }
 
 // Rank 3 waits for rank 0 in collective #5. What a rank that does not answer has told is a lower bound.
@@ -58,6 +72,14 @@ func TestCulpritOfRanksThatHaveNotArrived(t *testing.T) {
 			known{last: []uint64{5, 0, 0, 5}, awaits: []int{2, 0, -1, 0}, silent: []int{1, 2}}, []int{2, 1}, 2},
 		"two are silent, and nobody knows more": {
 			known{last: []uint64{5, 0, 0, 5}, awaits: []int{3, 0, -1, 0}, silent: []int{1, 2}}, []int{1, 2}, -1},
+		"a chain that ends at none that is silent": {
+			known{last: []uint64{6, 4, 5, 5}, awaits: []int{3, 0, -1, 0}, silent: []int{2}}, []int{1}, 1},
+		"nor at one of several": {
+			known{last: []uint64{6, 4, 5, 5, 5}, awaits: []int{3, 0, -1, 0, -1}, silent: []int{2, 4}}, []int{1}, 1},
+		"one that does not answer any more": {
+			known{last: []uint64{5, 4, 4, 5}, awaits: []int{2, 2, -1, 0}, silent: []int{0}, falls: []int{2}}, []int{2, 1}, 2},
+		"one that waits for its own device": {
+			known{last: []uint64{5, 4, 5, 5}, awaits: []int{1, 1, -1, 0}, silent: []int{2}}, []int{1}, 1},
 		"all": {known{last: []uint64{5, 5, 5, 5}, awaits: []int{3, 0, -1, 0}, silent: []int{1, 2}}, nil, -1},
 	} {
 		list, culprit := c.evidence(3).absent(5, 0)
@@ -85,9 +107,65 @@ func TestCulpritOfRanksThatHaveArrived(t *testing.T) {
 			known{consumed: []uint64{8, 9, 0, 9}, awaits: []int{1, -1, -1, 1}, silent: []int{2}}, 2},
 		"one of two that are silent": {known{awaits: []int{-1, 3, -1, 1}, silent: []int{0, 2}}, -1},
 	} {
-		require.Equal(t, c.culprit, c.evidence(3).behind(1), name)
+		require.Equal(t, c.culprit, c.evidence(3).behind(1, nil), name)
 	}
-	require.Equal(t, 2, known{awaits: []int{-1, 3, -1, 1}, silent: []int{2}}.evidence(3).behind(3), "a rank at its own gate")
+}
+
+// A rank that waits for its own device is the one that does not go on, unless a library moves the data: then the device may wait for any rank.
+func TestCulpritOfRanksAtTheirOwnGates(t *testing.T) {
+	for name, c := range map[string]struct {
+		known
+		awaited        int
+		culprit        int
+		throughLibrary int
+	}{
+		"this rank": {known{awaits: []int{-1, 3, -1, 1}, silent: []int{2}}, 3, 3, 2},
+		"another":   {known{awaits: []int{-1, 1, -1, 1}, silent: []int{2}}, 1, 1, 2},
+		"one that is further back": {
+			known{consumed: []uint64{8, 9, 9, 9}, awaits: []int{0, 3, -1, 1}, silent: []int{2}}, 1, 0, 2},
+		"nobody is silent": {known{awaits: []int{-1, 1, -1, 1}}, 1, 1, 1},
+	} {
+		require.Equal(t, c.culprit, c.evidence(3).behind(c.awaited, nil), name)
+		c.library = true
+		require.Equal(t, c.throughLibrary, c.evidence(3).behind(c.awaited, nil), name)
+	}
+}
+
+// What a search finds silent stays so: list, culprit and text are made from the same, also when the rank answers meanwhile.
+func TestSilenceIsTakenOnce(t *testing.T) {
+	e := known{awaits: []int{-1, 3, -1, 1}, silent: []int{0, 2}}.evidence(3)
+	require.Equal(t, -1, e.behind(1, nil))
+	g := newWorld(t, 4).groups[3] // all of its ranks answer
+	d := diagnosis{g, g.run}
+	require.Regexp(t, `^rank 0 \(.*\) and rank 2 \(.*\) do not answer: they may be stopped, or their hosts busy$`, d.standsStill(e, -1, e.silentRanks()))
+	require.Contains(t, d.standsStill(e, 2, nil), "rank 2 (")
+	require.Contains(t, d.standsStill(e, 2, nil), "does not go on, nor answer")
+	e = known{awaits: []int{1, -1, 0, 2}, falls: []int{1}}.evidence(3)
+	require.Equal(t, 1, e.behind(0, nil))
+	require.Contains(t, d.standsStill(e, 1, nil), "nor answer")
+}
+
+// The searches of a diagnosis end when it is to end.
+func TestSearchesEndWithTheDiagnosis(t *testing.T) {
+	var asked []time.Time
+	e := known{consumed: []uint64{8, 9, 9, 9}, awaits: []int{-1, 3, -1, 1}, silent: []int{2}, asked: &asked}.evidence(3)
+	e.until = time.Now().Add(time.Millisecond)
+	require.Equal(t, 0, e.behind(1, nil))
+	require.Len(t, asked, 2)
+	for _, until := range asked {
+		require.Equal(t, e.until, until)
+	}
+}
+
+// The text about ranks that wait for one that does not answer fits their number.
+func TestWordsForThoseWhoWaitForASilentRank(t *testing.T) {
+	g := newWorld(t, 4).groups[3]
+	d := diagnosis{g, g.run}
+	e := known{last: []uint64{0, 0, 1, 1}, awaits: make([]int, 4), silent: []int{2}}.evidence(3)
+	require.Regexp(t, `; they wait for rank 2 \(.*\), which does not answer: it may be stopped, or its host busy$`, d.notArrived(e, []int{0, 1}, 2))
+	require.Regexp(t, `; it waits for rank 2 \(.*\), which does not answer: it may be stopped, or its host busy$`, d.notArrived(e, []int{1}, 2))
+	require.NotContains(t, d.notArrived(e, []int{0, 1}, 0), "wait")
+	require.NotContains(t, d.notArrived(e, []int{0, 1}, -1), "wait")
 }
 
 // For whom a rank of another host waits is asked again until it sleeps: it is awake at times, and what it has told is how it was at one moment.
@@ -95,9 +173,35 @@ func TestRankOfAnotherHostIsAskedAgain(t *testing.T) {
 	w := newHostsWorld(t, "01")
 	work, f := sumAsync(w.groups[1], 1000)
 	require.Nil(t, f)
-	require.Equal(t, 0, diagnosis{w.groups[0], w.groups[0].run}.awaitedBy(1, time.Now().Add(opTimeout)))
+	awaited, _ := diagnosis{w.groups[0], w.groups[0].run}.awaitedBy(1, time.Now().Add(opTimeout))
+	require.Equal(t, 0, awaited)
 	require.Nil(t, sum(w.groups[0], 1000))
 	require.Nil(t, finish(work))
+}
+
+// A rank that does not sleep for another one is asked a few times: all ranks of the group may ask it at once.
+func TestRankThatIsAwakeIsAskedSeldom(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	w := newHostsWorld(t, "01")
+	g := w.groups[0]
+	before := g.remotes[1].states.Load()
+	awaited, _ := diagnosis{g, g.run}.awaitedBy(1, time.Now().Add(awakeFor))
+	require.Equal(t, -1, awaited)
+	require.Less(t, g.remotes[1].states.Load()-before, int64(15))
+}
+
+// patient lets a diagnosis between hosts wait for answers for longer than a busy machine takes.
+func patient(t *testing.T, d time.Duration) {
+	limit, awake, diagnosis := stateLimit, awakeFor, diagnosisLimit
+	t.Cleanup(func() { stateLimit, awakeFor, diagnosisLimit = limit, awake, diagnosis }) // behind the end of groups that are made later
+	stateLimit, awakeFor, diagnosisLimit = d, d, 4*d
+}
+
+// setCompareEvery sets when ranks begin to compare calls of groups that are made behind it.
+func setCompareEvery(t *testing.T, d time.Duration) {
+	real := compareEvery
+	compareEvery = d
+	t.Cleanup(func() { compareEvery = real })
 }
 
 // A rank that does not answer is the end of the search, whomever it waited for when it last answered, and only until it answers again.
@@ -107,19 +211,23 @@ func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
 	d := diagnosis{g, g.run}
 	work, f := sumAsync(w.groups[1], 1000)
 	require.Nil(t, f)
-	require.GreaterOrEqual(t, d.awaitedBy(1, time.Now().Add(opTimeout)), 0)
-	require.False(t, g.isSilent(1))
+	awaited, _ := d.awaitedBy(1, time.Now().Add(opTimeout))
+	require.GreaterOrEqual(t, awaited, 0)
 
 	l := w.groups[1].links.pairs[0].Link
 	l.Attend() // what comes stays in the kernel, as where the process is stopped
-	// An answer that was on the way may count for the first question.
-	require.Eventually(t, func() bool { g.askRemotes(); return g.isSilent(1) }, opTimeout, time.Millisecond)
+	var e evidence
+	require.Eventually(t, func() bool { // an answer that was on the way may count for the first question, and a busy machine answers late
+		until := time.Now().Add(opTimeout)
+		g.askRemotes(until)
+		e = d.evidence(until)
+		return e.silent[1] && !e.silent[2]
+	}, opTimeout, time.Millisecond)
 	require.Equal(t, -1, g.run.Awaits(1))
-	require.Equal(t, 1, d.evidence().behind(1))
-	require.Contains(t, d.standsStill(1), "does not go on, nor answer: it may be stopped, or its host busy")
-	require.False(t, g.isSilent(2))
+	require.Equal(t, 1, e.behind(1, nil))
+	require.Contains(t, d.standsStill(e, 1, nil), "does not go on, nor answer: it may be stopped, or its host busy")
 	timeout := func(sequence uint64) *coll.Failure {
-		return d.timeout(runner.Incident{Code: runner.Timeout, Peer: 2, Sequence: sequence, Op: coll.Op{Kind: coll.AllReduce}, Timeout: time.Second})
+		return d.timeout(e, runner.Incident{Code: runner.Timeout, Peer: 2, Sequence: sequence, Op: coll.Op{Kind: coll.AllReduce}, Timeout: time.Second})
 	}
 	require.NoError(t, expect(timeout(1), coll.Timeout, "not arrived: rank 2", "has called no collective yet"))
 	require.Equal(t, 2, timeout(1).Rank)
@@ -134,4 +242,26 @@ func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
 		works = append(works, work)
 	}
 	require.Nil(t, finishAll(works))
+}
+
+// However long ranks do not answer, questions end when the diagnosis is to end.
+func TestQuestionsEndWithTheDiagnosis(t *testing.T) {
+	patient(t, 2*hangAfter)
+	w := newHostsWorld(t, "012")
+	for _, rank := range []int{1, 2} {
+		w.groups[rank].links.pairs[0].Link.Attend()
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.groups[0].askRemotes(time.Now().Add(10 * time.Millisecond))
+	}()
+	select {
+	case <-done:
+	case <-time.After(hangAfter):
+		t.Fatal("it waits for answers")
+	}
+	for _, rank := range []int{1, 2} {
+		w.groups[rank].links.pairs[0].Link.Leave()
+	}
 }

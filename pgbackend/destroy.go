@@ -83,13 +83,25 @@ func (g *Group) depart() {
 func (g *Group) settle(late time.Duration) string {
 	limit := g.process.destroyLimit()
 	moved := g.movedBetweenHosts()
-	for began, begin := time.Now(), time.Now(); g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
+	began := time.Now()
+	asked, askedAll := began, false
+	for begin := began; g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
+		waits := time.Since(began) < late // for streams
+		if waits && time.Since(asked) >= settleAsks {
+			g.question(g.unreached()...)
+			asked = time.Now()
+		}
 		behind := g.streamIsLate()
-		if (behind || g.birth != nil) && time.Since(began) < late {
-			begin = time.Now()
+		if (behind || g.birth != nil) && waits {
+			begin, askedAll = time.Now(), false
 		} else if time.Since(begin) >= limit {
 			if now := g.movedBetweenHosts(); now != moved { // a network may be slow
 				begin, moved = time.Now(), now
+				continue
+			}
+			if unknown := g.unreached(); waits && !askedAll && len(unknown) > 0 {
+				g.ask(stateLimit, unknown...)
+				askedAll = true
 				continue
 			}
 			g.process.destroyTimedOut()
@@ -102,6 +114,9 @@ func (g *Group) settle(late time.Duration) string {
 	}
 	return ""
 }
+
+// settleAsks is how often settle asks ranks of other hosts how far they and their streams are.
+const settleAsks = 100 * time.Millisecond
 
 // Finish waits until the issued operations are complete, as long as Destroy does, for callers that ask how they ended before they
 // destroy the group. It returns the failure of the group, or which operations are not complete.
@@ -142,6 +157,22 @@ func (g *Group) streamIsLate() bool {
 		late = late || d.run.Reached(rank) < mine.Sequence
 	}
 	return called && late
+}
+
+// unreached returns the ranks of other hosts of which it is not known that their streams have reached the collective of the device lane that is
+// under way here.
+func (g *Group) unreached() (list []int) {
+	d := g.device.Load()
+	if d == nil {
+		return nil
+	}
+	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
+	for _, rank := range g.remoteRanks() {
+		if called && d.run.Reached(rank) < mine.Sequence && g.answers(rank) {
+			list = append(list, rank)
+		}
+	}
+	return list
 }
 
 // destroyedHere returns the failure of operations of a group that is destroyed under them.

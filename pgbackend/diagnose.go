@@ -3,9 +3,9 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
@@ -73,13 +73,15 @@ func (g diagnosis) failureOf(status coll.Status, rank int, t runner.Incident) *c
 	return f
 }
 
-// diagnose returns the failure that explains an incident.
-func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
+// diagnose returns the failure that explains an incident, soon after the given time at the latest.
+func (g diagnosis) diagnose(t runner.Incident, until time.Time) *coll.Failure {
 	switch t.Code {
 	case runner.Mismatch:
 		return g.mismatch(t)
 	case runner.Timeout:
-		return g.timeout(t)
+		e := g.evidence(until)
+		e.library = g.throughLibraryHere()
+		return g.timeout(e, t)
 	case runner.Left:
 		if f := g.run.GaveUp(t.Peer); f != nil {
 			return f
@@ -144,7 +146,7 @@ func (g diagnosis) diagnose(t runner.Incident) *coll.Failure {
 func (g diagnosis) hasLeft(rank int, needed string) string {
 	when := "before its first collective"
 	last := g.last(rank)
-	if r := g.remote(rank); r != nil { // it answers nothing behind its goodbye
+	if r := g.remote(rank); r != nil && g.run.Lane() == runner.HostLane { // it answers nothing behind its goodbye, which has the number of this lane
 		last = max(last, r.pair.LeftAfter())
 	}
 	if last > 0 {
@@ -220,36 +222,42 @@ func (g diagnosis) difference(peer int, through uint64) (mine, theirs runner.Ann
 // timeout returns the failure of a timeout. It names the ranks that have not arrived and the last call of each. Its message
 // contains "timed out after" and " timeout ", which users' programs look for because torch's backends use them. For the same
 // reason the message for a rank that has left or died contains "Connection closed by peer".
-func (g diagnosis) timeout(t runner.Incident) *coll.Failure {
+func (g diagnosis) timeout(e evidence, t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), g.unmatched(t))
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), g.unmatched(e, t))
 		return f
 	}
 	var what string
-	e := g.evidence()
-	if absent, culprit := e.absent(t.Sequence, t.Peer); len(absent) > 0 {
+	absent, culprit := e.absent(t.Sequence, t.Peer)
+	g.keepAbsent(t.Sequence, absent)
+	if len(absent) > 0 {
 		*f = *g.failureOf(coll.Timeout, culprit, t)
-		what = "not arrived: " + g.lastCalls(absent)
-		if culprit >= 0 && !slices.Contains(absent, culprit) {
-			what += "; they wait for " + g.who(culprit) + ", which does not answer: it may be stopped, or its host busy"
-		}
-	} else if late := g.late(t.Sequence); late >= 0 {
+		what = g.notArrived(e, absent, culprit)
+	} else if late := g.late(e, t.Sequence); late >= 0 {
 		*f = *g.failureOf(coll.Timeout, late, t)
 		what = fmt.Sprintf("all ranks have called it, but the stream of %s has not reached it: its device is busy with earlier work, or waits for something", g.who(late))
-	} else if t.Peer == g.rank && len(e.silentRanks()) == 0 { // at its own gate
-		what = fmt.Sprintf("the streams of all ranks have reached it, but that of %s does not end it: its device is busy with earlier work, or waits for something", g.who(g.rank))
+	} else if t.Peer == g.rank && (!e.library || len(e.silentRanks()) == 0) { // at its own gate
+		what = fmt.Sprintf("%s does not end it: its device is busy with earlier work, or waits for something", g.ownStream(e))
 	} else {
-		behind := e.behind(t.Peer)
+		behind := e.behind(t.Peer, nil)
 		*f = *g.failureOf(coll.Timeout, behind, t)
-		what = "all ranks have arrived, but " + g.standsStill(behind)
+		what = "all ranks have arrived, but " + g.standsStill(e, behind, e.silentRanks())
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
 	return f
 }
 
+// ownStream is the begin of a sentence about the stream of this rank, which has reached what all ranks have called.
+func (g diagnosis) ownStream(e evidence) string {
+	if len(e.silentRanks()) > 0 { // of whose streams that is not known
+		return fmt.Sprintf("all ranks have called it, but the stream of %s", g.who(g.rank))
+	}
+	return fmt.Sprintf("the streams of all ranks have reached it, but that of %s", g.who(g.rank))
+}
+
 // unmatched says why a p2p operation has timed out.
-func (g diagnosis) unmatched(t runner.Incident) string {
+func (g diagnosis) unmatched(e evidence, t runner.Incident) string {
 	onDevices := ""
 	if g.run.Lane() == runner.DeviceLane {
 		onDevices = ", and use tensors of devices on both sides"
@@ -267,18 +275,18 @@ func (g diagnosis) unmatched(t runner.Incident) string {
 		return "no rank has completed a matching send; make both calls with the same tag" + onDevices
 	}
 	return fmt.Sprintf("%s has not completed the matching %v, and it %s; make both calls with the same tag%s, or look at the log of that rank",
-		g.who(t.Peer), counterpart, g.lastCall(t.Peer), onDevices)
+		g.who(t.Peer), counterpart, g.lastCall(t.Peer, e.last[t.Peer], e.silent[t.Peer]), onDevices)
 }
 
 // late returns the rank whose stream is the furthest behind a collective of the device lane, or -1 if the streams of all ranks
 // have reached it, but for those that do not answer, of which that is not known.
-func (g diagnosis) late(sequence uint64) int {
+func (g diagnosis) late(e evidence, sequence uint64) int {
 	if g.run.Lane() == runner.HostLane {
 		return -1
 	}
 	late, least := -1, sequence
 	for rank := range g.size {
-		if n := g.run.Reached(rank); n < least && !g.isSilent(rank) {
+		if n := g.run.Reached(rank); n < least && !e.silent[rank] {
 			late, least = rank, n
 		}
 	}
@@ -286,7 +294,7 @@ func (g diagnosis) late(sequence uint64) int {
 }
 
 // lastCalls names ranks, the first 8 of them with their last calls.
-func (g diagnosis) lastCalls(ranks []int) string {
+func (g diagnosis) lastCalls(e evidence, ranks []int) string {
 	var known, others []string
 	advice := ""
 	for _, rank := range ranks {
@@ -294,7 +302,7 @@ func (g diagnosis) lastCalls(ranks []int) string {
 			others = append(others, strconv.Itoa(rank))
 			continue
 		}
-		did := g.lastCall(rank)
+		did := g.lastCall(rank, e.last[rank], e.silent[rank])
 		if call, ok := g.inOtherLane(rank); ok {
 			here, there := "on the CPU", "on a device"
 			if g.run.Lane() == runner.DeviceLane {
@@ -313,6 +321,21 @@ func (g diagnosis) lastCalls(ranks []int) string {
 		text += "; and rank " + strings.Join(others, ", ")
 	}
 	return text + advice
+}
+
+// lastCall returns what a rank has called last, as the end of a sentence about it. last is the number of the call.
+func (g diagnosis) lastCall(rank int, last uint64, silent bool) string {
+	did := "has called no collective yet"
+	if call, ok := g.run.Announced(rank, last); ok {
+		did = "last called " + call.Op.Describe(last)
+	}
+	if !silent {
+		return did
+	}
+	if last > 0 {
+		return "had " + strings.TrimPrefix(did, "has ") + " when it last answered, and does not answer now: it may be stopped, or its host busy"
+	}
+	return "does not answer, so it is not known what it has called: it may be stopped, or its host busy"
 }
 
 // inOtherLane returns the last collective of a rank in the lane that the incident is not in, if this rank has not called it:

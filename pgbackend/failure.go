@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -107,12 +108,13 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		return
 	}
 	if g.arbiter == nil || t.Code == runner.FailureWord { // who finds a word that names nobody counts on a cause
-		g.declareFailure(diagnosis{g, lane}.diagnose(t))
+		g.declareFailure(diagnosis{g, lane}.diagnose(t, time.Now().Add(awakeFor)))
 		return
 	}
 	g.incidents.declare(g, func() *coll.Failure {
-		g.askRemotes()
-		return diagnosis{g, lane}.diagnose(t)
+		until := time.Now().Add(diagnosisLimit)
+		g.askRemotes(until)
+		return diagnosis{g, lane}.diagnose(t, until)
 	})
 }
 
@@ -120,6 +122,7 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 type incidents struct {
 	first    sync.Once
 	declared chan struct{} // closed when the group is down
+	missing  atomic.Pointer[missing]
 }
 
 // declare diagnoses the first incident and declares it, on a goroutine of its own, because the wait for the verdict is longer than a thread of

@@ -90,8 +90,8 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 // addShadow makes the shadow of a rank of another host.
 func (g *Group) addShadow(rank int, link *tcp.Link) error {
 	m, lost := g.members[rank], &g.links.lost[rank] // the group may have left its links when it is told of a loss
-	r := &remoteControl{own: g.ownControl(), rounds: &g.control}
-	pair, err := g.links.network.set.Add(shadow.Config{Link: link, Group: g.links.number, Rank: g.rank, To: rank, Size: g.size, Geometry: g.geometry(), Own: g.peers[g.rank],
+	r := &remoteControl{set: g.links.network.set, own: g.ownControl(), rounds: &g.control}
+	pair, err := r.set.Add(shadow.Config{Link: link, Group: g.links.number, Rank: g.rank, To: rank, Size: g.size, Geometry: g.geometry(), Own: g.peers[g.rank],
 		Control: r.take,
 		Stated:  func() { r.states.Add(1) },
 		GaveUp: runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // MonitoredCause returns the group's first cause as a monitored barrier of this rank raises it. If the barrier timed out, the
@@ -24,8 +25,7 @@ func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
 	if f == nil || f.Status != coll.Timeout || f.Op != coll.Barrier.String() || f.Sequence != last {
 		return f
 	}
-	g.askRemotes()
-	missing, _ := diagnosis{g, g.run}.evidence().absent(f.Sequence, f.Rank)
+	missing := g.missingFrom(f.Sequence)
 	if f.Rank >= 0 && f.Rank != g.rank && !slices.Contains(missing, f.Rank) { // it has arrived since
 		missing = append(missing, f.Rank)
 	}
@@ -33,6 +33,39 @@ func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
 	worded := *f
 	worded.Message = inGloosWords(g.rank, missing, timeout, all) + "; " + f.Message
 	return &worded
+}
+
+// missing is the ranks that had not begun a collective of the host lane when this rank has diagnosed its timeout.
+type missing struct {
+	sequence uint64
+	ranks    []int
+}
+
+// keepAbsent keeps which ranks have not begun a collective, in a group over several hosts, for who words that timeout otherwise: to ask them again
+// would take time.
+func (g diagnosis) keepAbsent(sequence uint64, ranks []int) {
+	if g.remotes != nil && g.run.Lane() == runner.HostLane {
+		g.incidents.missing.Store(&missing{sequence, slices.Clone(ranks)})
+	}
+}
+
+// monitoredLimit bounds how long a thread that words a timeout waits for answers: for less time than a signal may wait.
+const monitoredLimit = 100 * time.Millisecond
+
+// missingFrom returns the ranks that have not begun a collective of the host lane, in rising order. Ranks of other hosts are only asked if another
+// rank has diagnosed its timeout.
+// Requires: the group is acquired.
+func (g *Group) missingFrom(sequence uint64) (list []int) {
+	if known := g.incidents.missing.Load(); known != nil && known.sequence == sequence {
+		return slices.Sorted(slices.Values(known.ranks))
+	}
+	g.ask(monitoredLimit, g.remoteRanks()...)
+	for rank := range g.size {
+		if last, _ := g.run.LastCall(rank); rank != g.rank && last < sequence {
+			list = append(list, rank)
+		}
+	}
+	return list
 }
 
 func inGloosWords(rank int, missing []int, timeout time.Duration, all bool) string {

@@ -80,3 +80,45 @@ func TestOtherCausesOfAMonitoredBarrier(t *testing.T) {
 		}
 	}
 }
+
+// Between hosts, who words the timeout of a barrier asks no rank again where this rank has diagnosed it: the thread would not look for signals.
+func TestMonitoredBarrierOverHosts(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	patient(t, time.Second)
+	w := newHostsWorld(t, "0123")
+	g := w.groups[0]
+	arrived, f := w.groups[2].Issue(coll.Op{Kind: coll.Barrier, Async: true}, nil, nil)
+	require.Nil(t, f)
+	_, f = g.Issue(coll.Op{Kind: coll.Barrier, Timeout: short}, nil, nil)
+	require.NoError(t, expect(f, coll.Timeout, "not arrived: rank 1 (", "; rank 3 ("))
+	states := func() (n int64) {
+		for _, rank := range g.remoteRanks() {
+			n += g.remotes[rank].states.Load()
+		}
+		return n
+	}
+	before := states()
+	require.NoError(t, expect(g.MonitoredCause(short, true), coll.Timeout, "Ranks 1, 3 failed to pass monitoredBarrier in 150 ms; sagecomm: group "))
+	require.Equal(t, before, states())
+
+	// A rank that has not diagnosed it, because another one was earlier, asks who has arrived.
+	g.incidents.missing.Store(nil)
+	require.NoError(t, expect(g.MonitoredCause(short, true), coll.Timeout, "Ranks 1, 3 failed to pass monitoredBarrier in 150 ms; sagecomm: group "))
+	require.Eventually(t, func() bool { return states() > before }, opTimeout, time.Millisecond)
+	require.NotNil(t, finish(arrived))
+}
+
+// It does not wait for answers as long as a diagnosis does.
+func TestMonitoredBarrierWaitsForNobodyForLong(t *testing.T) {
+	patient(t, 2*hangAfter)
+	w := newHostsWorld(t, "01")
+	l := w.groups[1].links.pairs[0].Link
+	l.Attend()
+	w.each(func(g *Group) error {
+		if g.rank == 0 {
+			require.Equal(t, []int{1}, g.missingFrom(1))
+		}
+		return nil
+	})
+	l.Leave()
+}

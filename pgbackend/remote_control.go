@@ -13,7 +13,8 @@ import (
 // remoteControl is the control area of a rank of another host, in the memory of this process. Frames of that rank write it
 // (docs/protocol.md, section 16, Control exchanges).
 type remoteControl struct {
-	pair   *shadow.Pair
+	set    *shadow.Set
+	pair   *shadow.Pair              // of set
 	own    *controlArea              // of this rank
 	rounds *[topicCount]controlTopic // of this rank
 	area   controlArea

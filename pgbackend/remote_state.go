@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -14,28 +13,28 @@ import (
 // This file finds out what ranks of other hosts have called and how far they are. That crosses when it is asked for (docs/protocol.md,
 // section 16, ASK and STATE).
 
-// Times of questions.
-const (
-	stateLimit = 200 * time.Millisecond // how long a diagnosis waits for answers; who gives none counts as silent,
-	stateSlice = time.Millisecond       // and how often it looks for them
+// Times of questions. Tests change them.
+var (
+	stateLimit     = 200 * time.Millisecond // how long who asks waits for answers; who gives none counts as silent
+	diagnosisLimit = 400 * time.Millisecond // of a diagnosis in all, so that what follows it ends within a second of the timeout
+	compareEvery   = 250 * time.Millisecond // a rank whose operations have not gone on for so long asks, then ever more seldom,
 )
 
-// A rank whose operations have not gone on for compareEvery asks, then ever more seldom, but at least each compareSeldom. Tests change the first.
-var compareEvery = 250 * time.Millisecond
-
 const (
-	compareSeldom  = 10 * time.Second
-	compareStreams = time.Second // so often one asks whose calls a vendor's library carries out, if there are new ones
+	stateSlice      = time.Millisecond      // between looks for answers
+	compareSeldom   = 10 * time.Second      // but at least so often
+	compareStreams  = time.Second           // so often one asks whose calls a vendor's library carries out, if there are new ones
+	longestAskPause = 50 * time.Millisecond // between questions to one rank in a diagnosis
 )
 
-// askRemotes asks all ranks of other hosts for their states. It asks once more where several do not answer: those that are only slow may do so
-// by then.
+// askRemotes asks all ranks of other hosts for their states, until the given time at most. It asks once more where several do not answer: those
+// that are only slow may do so by then. Something of diagnosisLimit is left for the search behind it.
 // Requires: the group is acquired.
-func (g *Group) askRemotes() {
+func (g *Group) askRemotes(until time.Time) {
 	all := g.remoteRanks()
-	g.ask(time.Now().Add(stateLimit), all...)
+	g.ask(min(stateLimit, time.Until(until)), all...)
 	if silent := slices.DeleteFunc(all, func(rank int) bool { return !g.isSilent(rank) }); len(silent) > 1 {
-		g.ask(time.Now().Add(stateLimit), silent...)
+		g.ask(min(stateLimit/2, time.Until(until)), silent...)
 	}
 }
 
@@ -50,20 +49,27 @@ func (g *Group) remoteRanks() (list []int) {
 }
 
 // ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those of all
-// that live and have not left lie in the shadows, or at the given time.
+// that live and have not left lie in the shadows, after the given time, or when the group gets another cause, since nobody needs the answers then.
 // Requires: the group is acquired.
-func (g *Group) ask(until time.Time, ranks ...int) {
-	waits := map[*remoteControl]int64{}
+func (g *Group) ask(atMost time.Duration, ranks ...int) {
+	cause := g.cause.Load()
+	waits := g.question(ranks...)
+	until := time.Now().Add(atMost) // behind the questions: a rank that has not answered by then is silent
+	for ; len(waits) > 0 && time.Now().Before(until) && g.cause.Load() == cause; time.Sleep(stateSlice) {
+		maps.DeleteFunc(waits, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
+	}
+}
+
+// question asks ranks of other hosts that live and have not left, and does not wait. It returns how many states of each had come.
+func (g *Group) question(ranks ...int) map[*remoteControl]int64 {
+	before := map[*remoteControl]int64{}
 	for _, rank := range ranks {
 		if g.answers(rank) {
 			r := g.remotes[rank]
-			waits[r] = r.ask()
-			g.links.network.set.Ask(r.pair)
+			r.set.Ask(r.pair, func(begins bool) { before[r] = r.note(begins) })
 		}
 	}
-	for ; len(waits) > 0 && time.Now().Before(until); time.Sleep(stateSlice) {
-		maps.DeleteFunc(waits, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
-	}
+	return before
 }
 
 // answers reports whether a rank of another host lives and has not left.
@@ -78,12 +84,14 @@ func (g *Group) isSilent(rank int) bool {
 	return r != nil && r.unanswered() && g.answers(rank)
 }
 
-// ask notes a question, and returns how many states have come before it.
-func (r *remoteControl) ask() int64 {
+// note notes a question that begins, or one that stands, and returns how many states have come before it.
+// Requires: no state comes meanwhile.
+func (r *remoteControl) note(begins bool) int64 {
 	r.question.Lock()
 	defer r.question.Unlock()
-	if n := r.states.Load(); r.question.at.IsZero() || n != r.question.before {
-		r.question.before, r.question.at = n, time.Now()
+	r.question.before = r.states.Load()
+	if begins {
+		r.question.at = time.Now()
 	}
 	return r.question.before
 }
@@ -95,21 +103,6 @@ func (r *remoteControl) unanswered() bool {
 	return !r.question.at.IsZero() && r.states.Load() == r.question.before && time.Since(r.question.at) >= stateLimit
 }
 
-// lastCall returns what a rank has called last, as the end of a sentence about it.
-func (g diagnosis) lastCall(rank int) string {
-	did, last := "has called no collective yet", g.last(rank)
-	if call, ok := g.run.Announced(rank, last); ok {
-		did = "last called " + call.Op.Describe(last)
-	}
-	if !g.isSilent(rank) {
-		return did
-	}
-	if last > 0 {
-		return "had " + strings.TrimPrefix(did, "has ") + " when it last answered, and does not answer now: it may be stopped, or its host busy"
-	}
-	return "does not answer, so it is not known what it has called: it may be stopped, or its host busy"
-}
-
 // followRemotes compares the calls of this rank with those of a rank on another host for which it waits, while operations do not go on, until
 // the group has a cause. Where no data moves between two ranks that have made different calls, neither of them finds out by itself. The
 // comparisons become rarer than the first one, because a rank may wait for long. Where a vendor's library moves the data, different calls may
@@ -117,24 +110,32 @@ func (g diagnosis) lastCall(rank int) string {
 func (g *Group) followRemotes(first time.Duration) {
 	defer recoverFrom("the comparison of calls between hosts")
 	before, every := "", first
-	compared, at := uint64(0), time.Now()
+	stalls, streams := time.NewTimer(every), time.NewTicker(compareStreams)
+	defer stalls.Stop()
+	defer streams.Stop()
+	compared := uint64(0)
 	for {
 		select {
 		case <-g.announced:
 			return
-		case <-time.After(every):
-		}
-		if calls := g.libraryCalls(); calls > compared && time.Since(at) >= compareStreams {
-			g.guard(g.compareRemotes)
-			compared, at = calls, time.Now()
-		}
-		now := g.unfinishedNow()
-		if now == "" || now != before {
-			before, every = now, first
+		case <-streams.C:
+			if calls := g.libraryCalls(); calls > compared {
+				g.guard(func() {
+					if g.compareStreams() {
+						compared = calls
+					}
+				})
+			}
 			continue
+		case <-stalls.C:
 		}
-		g.guard(g.compareRemotes)
-		every = min(2*every, compareSeldom)
+		if now := g.unfinishedNow(); now == "" || now != before {
+			before, every = now, first
+		} else {
+			g.guard(g.compareStalled)
+			every = min(2*every, compareSeldom)
+		}
+		stalls.Reset(every)
 	}
 }
 
@@ -154,45 +155,77 @@ func (g *Group) unfinishedNow() (text string) {
 
 // libraryCalls returns the number of the last collective of the device lane if a vendor's library carries collectives out, else 0.
 func (g *Group) libraryCalls() uint64 {
-	if !g.throughLibrary() || !g.life.acquire() {
+	if !g.life.acquire() {
 		return 0
 	}
 	defer g.life.release()
-	if d := g.device.Load(); d != nil {
+	if d := g.device.Load(); d != nil && g.throughLibrary() {
 		return d.run.Sequence()
 	}
 	return 0
 }
 
-// compareRemotes declares a mismatch if the calls of a rank on another host, for which this rank may wait, differ from this one's.
-func (g *Group) compareRemotes() {
+// compareStreams declares a mismatch if calls that a vendor's library carries out differ from those of ranks on other hosts. It reports whether
+// those ranks have answered, or will not any more.
+func (g *Group) compareStreams() bool {
+	if !g.life.acquire() {
+		return true
+	}
+	defer g.life.release()
+	others := g.neighbors()
+	diagnosis{g, g.device.Load().run}.compare(others)
+	return !slices.ContainsFunc(others, g.isSilent)
+}
+
+// compareStalled declares a mismatch if the calls of a rank on another host, for which an operation of this rank may wait, differ from this one's.
+func (g *Group) compareStalled() {
 	if !g.life.acquire() {
 		return
 	}
 	defer g.life.release()
 	for _, l := range g.lanes() {
-		d := diagnosis{g, l.run}
-		others := d.mayWaitFor()
-		g.ask(time.Now().Add(stateLimit), others...)
-		for _, rank := range others {
-			if f := d.differsFrom(rank); f != nil && g.cause.Load() == nil {
-				g.declareFailure(f)
-				return
-			}
+		if d := (diagnosis{g, l.run}); l.run.Unfinished() > 0 && g.cause.Load() == nil {
+			d.compare(d.mayWaitFor())
+		}
+	}
+}
+
+// compare declares a mismatch if the calls of a rank on another host differ from this one's.
+// Requires: the group is acquired.
+func (g diagnosis) compare(others []int) {
+	g.ask(stateLimit, others...)
+	for _, rank := range others {
+		if f := g.differsFrom(rank); f != nil && g.cause.Load() == nil {
+			g.declareFailure(f)
+			return
 		}
 	}
 }
 
 // mayWaitFor returns the rank of another host for which this rank waits, if there is one. Where streams wait for streams in a vendor's library,
-// those of this rank may wait for any.
+// those of this rank may wait for any: the neighbors stand for all.
 func (g diagnosis) mayWaitFor() []int {
-	if g.run.Lane() == runner.DeviceLane && g.throughLibrary() {
-		return g.remoteRanks()
+	if g.throughLibraryHere() {
+		return g.neighbors()
 	}
-	if awaited := g.awaitedBy(g.rank, time.Now().Add(stateLimit)); awaited >= 0 && g.isRemote(awaited) {
+	if awaited, _ := g.awaitedBy(g.rank, time.Now().Add(stateLimit)); awaited >= 0 && g.isRemote(awaited) {
 		return []int{awaited}
 	}
 	return nil
+}
+
+// neighbors returns a rank of the next host and one of the host before, in a circle of all hosts. A hash covers all calls so far, so where two ranks
+// have made different ones, two hosts that are neighbors have, or two ranks of one host, which find it in shared memory. Each rank of both asks one of
+// the other host: the last one that makes the call finds all others with theirs. Ranks of a host ask different ranks as far as there are some.
+func (g *Group) neighbors() (list []int) {
+	here, n := g.hostOf[g.rank], len(g.hosts)
+	at := slices.Index(g.hosts[here], g.rank)
+	for _, host := range []int{(here + 1) % n, (here + n - 1) % n} {
+		if ranks := g.hosts[host]; host != here {
+			list = append(list, ranks[at%len(ranks)])
+		}
+	}
+	return slices.Compact(list)
 }
 
 // differsFrom returns the failure of the first call in which this rank and another one differ, nil if they know of none.

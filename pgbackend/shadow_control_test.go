@@ -27,7 +27,7 @@ func apartInControl(t *testing.T, size int) (*hosts, *world) {
 				continue
 			}
 			own := (*controlArea)(unsafe.Add(g.maps[rank].Base(), g.members[rank].Control))
-			g.remotes[to] = &remoteControl{pair: h.pair(rank, to), own: own, rounds: &g.control}
+			g.remotes[to] = &remoteControl{set: h.sets[rank], pair: h.pair(rank, to), own: own, rounds: &g.control}
 			h.control(rank, to).Store(g.remotes[to])
 		}
 	}
@@ -117,9 +117,10 @@ func TestExchangeWithARankOfAnotherHostThatLeaves(t *testing.T) {
 
 // So does one with a rank that does not come.
 func TestExchangeWithoutARankOfAnotherHost(t *testing.T) {
+	patient(t, opTimeout)
 	_, w := apartInControl(t, 2)
 	_, f := w.groups[0].exchange(topicEngine, "test", nil, 50*time.Millisecond)
-	require.NoError(t, expect(f, coll.Timeout, "rank 1", "not arrived"))
+	require.NoError(t, expect(f, coll.Timeout, "rank 1", "not arrived", "has called no collective yet; every rank must come to it"))
 }
 
 // A rank that has done its part and left, with its process, before this one has begun, is not waited for.
@@ -262,7 +263,7 @@ func TestStateBetweenHosts(t *testing.T) {
 	require.Equal(t, -1, run.Awaits(1))
 	require.Eventually(t, func() bool {
 		before := h.stated.Load()
-		h.sets[0].Ask(h.pair(0, 1))
+		h.sets[0].Ask(h.pair(0, 1), nil)
 		require.Eventually(t, func() bool { return h.stated.Load() > before }, opTimeout, time.Millisecond)
 		return run.Awaits(1) == 0 // it is awake at times
 	}, opTimeout, time.Millisecond)

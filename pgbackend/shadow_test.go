@@ -110,9 +110,14 @@ func (h *hosts) replace(c *runner.Config) {
 		h.mu.Unlock()
 		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Geometry: c.Geometry, Own: own,
 			Control: func(h *tcp.Header, payload []byte) error { return control.Load().take(h, payload) },
-			Stated:  func() { h.stated.Add(1) },
-			GaveUp:  runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: to, Message: fmt.Sprintf("rank %d gave up, see its log", to)}),
-			Lost:    func(error) { h.lost <- c.Rank }})
+			Stated: func() {
+				h.stated.Add(1)
+				if r := control.Load(); r != nil {
+					r.states.Add(1)
+				}
+			},
+			GaveUp: runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: to, Message: fmt.Sprintf("rank %d gave up, see its log", to)}),
+			Lost:   func(error) { h.lost <- c.Rank }})
 		require.NoError(h.t, err)
 		c.Peers[to] = p.Peer()
 		h.mu.Lock()

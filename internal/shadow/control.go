@@ -22,19 +22,33 @@ const (
 // Ask asks the remote rank for its state: records of calls, progress, and for whom it waits. It lies in the shadow when Config.Stated is
 // called. A question that is not answered yet stands for this one as well, so there is at most one on the way. A rank that has left answers
 // nothing. For whom the rank waited before the question is forgotten: it may have gone on, and be stopped since.
-func (s *Set) Ask(p *Pair) {
+//
+// noted is told whether a question begins or one stands. It is called with the lock with which Config.Stated is called, so no state comes
+// between the two; it calls no method of the pair or the set and waits for nothing. It is not called where nothing is asked any more. It may be
+// nil.
+func (s *Set) Ask(p *Pair, noted func(begins bool)) {
+	if p.ask(noted) {
+		s.ring(p.Link)
+	}
+}
+
+func (p *Pair) ask(noted func(begins bool)) (begins bool) {
 	p.mu.Lock()
-	ask := p.asking == askNothing && !p.over
-	if ask {
+	defer p.mu.Unlock()
+	if p.over {
+		return false
+	}
+	begins = p.asking == askNothing
+	if begins {
 		p.asking = askSoon
 		for n := range p.lanes {
 			p.lanes[n].shadow.ForgetAwaited()
 		}
 	}
-	p.mu.Unlock()
-	if ask {
-		s.ring(p.Link)
+	if noted != nil {
+		noted(begins)
 	}
+	return begins
 }
 
 // pushState sends what is to be asked, and answers. It reports whether there was anything.
@@ -117,8 +131,11 @@ func (p *Pair) storeControl(h *tcp.Header) (rings bool, err error) {
 		p.asked = true
 		return true, nil
 	case tcp.State:
-		p.unasked = p.unasked || p.asking != askSent
-		p.asking = askNothing
+		if p.asking == askSent {
+			p.asking = askNothing
+		} else { // the one before a goodbye, which answers no question
+			p.unasked = true
+		}
 		if !runner.PutState(p.words(func(l *lane) runner.Words { return l.shadow }), payload) {
 			return false, p.wrong(h, "no rank has such a state")
 		}

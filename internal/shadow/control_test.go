@@ -63,7 +63,7 @@ func TestAsk(t *testing.T) {
 	want := stateOf()
 	require.True(t, runner.PutState(b.pair.words(func(l *lane) runner.Words { return l.own }), want)) // as if b's runner had
 	for n := range int32(3) {
-		a.Ask(a.pair)
+		a.Ask(a.pair, nil)
 		require.Eventually(t, func() bool { return told.Load() == n+1 }, soon, time.Millisecond)
 		require.Equal(t, words(stateOf()), words(runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }))))
 	}
@@ -82,7 +82,7 @@ func TestOneQuestionIsOnTheWay(t *testing.T) {
 	told := a.stated()
 	b.hold(0) // the control connection
 	for range 1000 {
-		a.Ask(a.pair)
+		a.Ask(a.pair, nil)
 	}
 	b.goOn()
 	require.Eventually(t, func() bool { return told.Load() >= 1 }, soon, time.Millisecond)
@@ -92,18 +92,61 @@ func TestOneQuestionIsOnTheWay(t *testing.T) {
 	require.EqualValues(t, 1, b.asks.Load())
 }
 
+// Whether a question begins or stands, and how many states have come before it, is known of one moment: no state comes between.
+func TestQuestionsAreNotedWithTheStates(t *testing.T) {
+	a, b := pairOfEnds(t)
+	told := a.stated()
+	b.pair.pushing.Lock() // it does not answer
+	ask := func() (begins bool, before int32) {
+		before = -1
+		a.Ask(a.pair, func(first bool) {
+			require.False(t, a.pair.mu.TryLock(), "a state may come now")
+			begins, before = first, told.Load()
+		})
+		return begins, before
+	}
+	begins, before := ask()
+	require.True(t, begins)
+	require.Zero(t, before)
+	begins, _ = ask()
+	require.False(t, begins, "that one stands")
+	b.pair.pushing.Unlock()
+	require.Eventually(t, func() bool { return told.Load() == 1 }, soon, time.Millisecond)
+	begins, before = ask()
+	require.True(t, begins)
+	require.EqualValues(t, 1, before)
+	a.Remove(a.pair)
+	_, before = ask()
+	require.EqualValues(t, -1, before, "nothing is asked")
+}
+
+// A state that nobody has asked for answers no question: one that is to be sent is sent.
+func TestStateBeforeAGoodbyeAnswersNoQuestion(t *testing.T) {
+	a, b := pairOfEnds(t)
+	told := a.stated()
+	a.pair.pushing.Lock() // its question stays here
+	a.Ask(a.pair, nil)
+	h := b.pair.header(tcp.State)
+	require.NoError(t, b.pair.Link.Send(0, &h, make([]byte, runner.StateBytes)))
+	require.Eventually(t, func() bool { return told.Load() == 1 }, soon, time.Millisecond)
+	a.pair.pushing.Unlock()
+	require.Eventually(t, func() bool { return told.Load() == 2 }, soon, time.Millisecond)
+	require.EqualValues(t, 1, b.asks.Load())
+	require.NoError(t, a.pair.Link.Err())
+}
+
 // A rank that has left answers nothing, and a pair that was removed asks nothing.
 func TestNobodyAnswers(t *testing.T) {
 	a, b := pairOfEnds(t)
 	told := a.stated()
 	b.pair.lanes[runner.HostLane].own.Left().Store(9)
 	require.True(t, b.Flush(soon))
-	a.Ask(a.pair)
+	a.Ask(a.pair, nil)
 	a.barrier(t, b, 0)
 	b.barrier(t, a, 0)
 	require.Zero(t, told.Load())
 	a.Remove(a.pair)
-	a.Ask(a.pair)
+	a.Ask(a.pair, nil)
 	require.NoError(t, a.pair.Link.Err())
 }
 
@@ -146,7 +189,7 @@ func TestForgedStates(t *testing.T) {
 			a, b := pairOfEnds(t)
 			b.pair.pushing.Lock() // its own answer does not come first
 			if c.asked {
-				a.Ask(a.pair)
+				a.Ask(a.pair, nil)
 				require.Eventually(t, func() bool {
 					a.pair.mu.Lock()
 					defer a.pair.mu.Unlock()

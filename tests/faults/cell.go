@@ -39,6 +39,7 @@ type trial struct {
 	attach  string // ways to the memory of others
 	cold    bool   // the call that meets the fault is the first of its kind
 	dir     string
+	told    []result // the answers of the ranks to the call that has failed
 	notes   []string // what went wrong
 	said    []string // by the ranks, if anything did
 	timings []timing

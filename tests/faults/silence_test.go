@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,11 +18,12 @@ func TestDumpOfAProcess(t *testing.T) {
 	ranks, err := p.take(1)
 	require.NoError(t, err)
 	require.False(t, anySilent(ranks))
+	require.Eventually(t, func() bool { return strings.Contains(threadsOf(ranks[0].pid), goThread+": state S, in ") }, hangAfter, time.Millisecond)
 	ranks[0].dump()
 	require.True(t, anySilent(ranks))
 	require.False(t, ranks[0].alive())
 	text := ranks[0].tail()
-	for _, part := range []string{"thread ", goThread + ": state S, in ", "SIGSEGV", "goroutine ", "pgbackend.(*progressEngine)"} {
+	for _, part := range []string{"thread ", goThread + ": state ", ", system call ", "SIGSEGV", "goroutine ", "pgbackend.(*progressEngine)"} {
 		require.Contains(t, text, part)
 	}
 	require.NoError(t, p.close())
@@ -49,8 +51,13 @@ func TestErrorsThatNameAnotherRank(t *testing.T) {
 	} {
 		trial := &trial{cell: cell{op: "reduce", fault: "stop", moment: "started", size: 4}, way: path{kind: coll.Reduce, apart: true}, culprit: 2,
 			ranks: []*process{{pid: 10}, {pid: 11}, {pid: 12}, {pid: 4}}}
+		trial.told = []result{{Entered: 9}, {Entered: 8}, {}, {Entered: 7}}
 		got := result{Status: coll.Timeout, Rank: 1, PID: 11, Message: began + text}
 		require.Equal(t, is, trial.alsoRight(got), text)
+		trial.told[1].Entered = 6
+		require.False(t, trial.alsoRight(got), "it was in its call and waited: %s", text)
+		trial.told = []result{{}, {Entered: 8}, {}, {}}
+		require.False(t, trial.alsoRight(got), "that is not known: %s", text)
 		trial.way.kind = coll.AllReduce
 		require.False(t, trial.alsoRight(got), text)
 		got.Rank, got.PID = -1, 0

@@ -47,17 +47,20 @@ func (t *trial) expected(timeout int64) verdict {
 // diagnose compares the answers of the ranks with the contract: the same first cause on all, in time, and again later.
 func (t *trial) diagnose(at, timeout int64, answers []<-chan result) {
 	want := t.expected(timeout)
-	first, told := "", make([]result, t.size)
+	first, told, answered := "", make([]result, t.size), make([]bool, t.size)
 	for _, rank := range t.survivors() {
-		got, ok := t.await(t.ranks[rank], answers[rank])
-		if !ok {
+		told[rank], answered[rank] = t.await(t.ranks[rank], answers[rank])
+	}
+	t.told = slices.Clone(told)
+	for _, rank := range t.survivors() {
+		if !answered[rank] {
 			continue
 		}
+		got := told[rank]
 		if first == "" && !t.way.apart {
 			first = got.Message
 		}
 		t.diagnoseOne(rank, got, want)
-		told[rank] = got
 		if got.Status.Failed() {
 			t.measure(fmt.Sprintf("%s: %v", t.fault, want.status), got.At-max(at, got.Entered), want.bound)
 		}
@@ -125,7 +128,9 @@ func (t *trial) agreed(withoutCulprit bool) string {
 var absentRank = regexp.MustCompile(`rank (\d+) \([^()]*\) (?:ha[sd] )?(?:last called \w+ #(\d+)|called no collective yet)`)
 
 // alsoRight reports whether an error that does not name the rank that was stopped is right all the same. In a rooted operation ranks need not wait
-// for each other, so one that a busy machine holds up may be further behind than the one that was stopped. Between hosts several may not answer.
+// for each other, so one that a busy machine holds up may be further behind than the one that was stopped. It was late then: it has entered the call
+// in which it met the failure behind the rank whose timeout was over. One that was in a call before has waited itself. Between hosts several may
+// not answer.
 func (t *trial) alsoRight(got result) bool {
 	if t.fault != "stop" || !t.way.collective() {
 		return false
@@ -138,6 +143,9 @@ func (t *trial) alsoRight(got result) bool {
 	if !found || !t.way.kind.Rooted() || got.Rank == t.culprit || got.Rank >= t.size || got.PID != t.ranks[got.Rank].pid {
 		return false
 	}
+	if by := reporter.FindStringSubmatch(got.Message); by == nil || !t.wasLate(got.Rank, by[1]) {
+		return false
+	}
 	last := map[int]int{}
 	for _, f := range absentRank.FindAllStringSubmatch(absent, -1) {
 		rank, _ := strconv.Atoi(f[1])
@@ -147,6 +155,15 @@ func (t *trial) alsoRight(got result) bool {
 	stopped, isKnown := last[t.culprit]
 	hasArrived := !strings.Contains(absent, fmt.Sprintf("rank %d (", t.culprit))
 	return isAbsent && (hasArrived || isKnown && named < stopped)
+}
+
+// reporter is the rank whose timeout an error is about.
+var reporter = regexp.MustCompile(`: rank (\d+) (?:\([^()]*\) )?timed out after `)
+
+// wasLate reports whether a rank has entered its last call behind another one.
+func (t *trial) wasLate(rank int, other string) bool {
+	by, _ := strconv.Atoi(other)
+	return rank < len(t.told) && by < len(t.told) && t.told[by].Entered != 0 && t.told[rank].Entered > t.told[by].Entered
 }
 
 // diagnoseAgain checks that the first cause is the same on all ranks and does not change.
@@ -184,6 +201,7 @@ func (t *trial) diagnoseCulprit(at int64, answer <-chan result, first string, wa
 		t.wrong("rank %d, the culprit, says %v, the others %q", t.culprit, got, first)
 	default:
 		if t.way.apart {
+			t.told[t.culprit] = got
 			t.diagnoseOne(t.culprit, got, want)
 		}
 		t.measure(t.fault+": the rank itself learns it", got.At-max(at, got.Entered), 2*second)

@@ -1,0 +1,110 @@
+package pgbackend
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"sagecomm/internal/coll"
+)
+
+// Where streams can wait, a caller does not wait for an operation on the host. Destroy waits longer than for peers if the stream of
+// a rank is late; the end of the process does not.
+func TestDestroyWaitsForLateStreams(t *testing.T) {
+	destroyWithLateStreams(t, func() *world { return newWorld(t, 2) })
+}
+
+// So it does where that rank is on another host: it is asked how far it is, by nothing else than Destroy.
+func TestDestroyWaitsForLateStreamsOverHosts(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	patient(t, opTimeout)
+	destroyWithLateStreams(t, func() *world { return newHostsWorld(t, "01") })
+}
+
+func destroyWithLateStreams(t *testing.T, newWorld func() *world) {
+	impatient(t, 50*time.Millisecond)
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	for _, ends := range []bool{false, true} {
+		w := newWorld()
+		var inside sync.WaitGroup
+		inside.Add(2)
+		w.each(func(g *Group) error {
+			d := devices[g.rank]
+			b := d.buffer(4000)
+			d.hold(g.rank == 0)
+			d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
+			late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
+			inside.Done()
+			if f != nil {
+				return f
+			}
+			inside.Wait()
+			timer := time.AfterFunc(8*destroyTimeout, func() { d.hold(false) })
+			defer timer.Stop()
+			bound := g.timeout()
+			if ends {
+				bound = 0
+			}
+			if err := g.destroy(bound); err != nil {
+				return err
+			}
+			d.hold(false)
+			f = late.finish()
+			if ends {
+				if f == nil {
+					return fmt.Errorf("the end of the process waited for a stream")
+				}
+				return nil
+			}
+			if f != nil {
+				return f
+			}
+			if !bytes.Equal(b, reducedBytes(coll.Float32, coll.Sum, 2, 1000)) {
+				return fmt.Errorf("destroyed before its operation was complete")
+			}
+			return nil
+		})
+	}
+}
+
+// A send whose stream is late and its recv get the time that a collective gets.
+func TestDestroyWaitsForLateStreamsOfP2P(t *testing.T) {
+	impatient(t, 50*time.Millisecond)
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	w := newWorld(t, 2)
+	want := payload(1, 0, 0, 100_000)
+	w.each(func(g *Group) error {
+		d := devices[g.rank]
+		var late deviceWork
+		var b []byte
+		var f *coll.Failure
+		if g.rank == 1 {
+			d.hold(true)
+			late, f = sendOn(g, d, 0, 0, want)
+		} else {
+			late, b, f = recvOn(g, d, 1, 0, len(want))
+		}
+		if f != nil {
+			return f
+		}
+		for !g.streamIsLate() { // the recv is matched when the announcement of the send has come
+			time.Sleep(time.Millisecond)
+		}
+		timer := time.AfterFunc(8*destroyTimeout, func() { devices[1].hold(false) })
+		defer timer.Stop()
+		if err := g.Destroy(); err != nil {
+			return err
+		}
+		if f := late.finish(); f != nil {
+			return f
+		}
+		if g.rank == 0 && !bytes.Equal(b, want) {
+			return fmt.Errorf("destroyed before its recv was complete")
+		}
+		return nil
+	})
+}
