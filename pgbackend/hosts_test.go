@@ -583,6 +583,39 @@ func TestPumpsAreWoken(t *testing.T) {
 	cutLast(t, newHostsWorld(t, hosts), 1000)
 }
 
+// The links of a process serve all of its groups: 16 ranks on 4 hosts have 2 sockets for each of the other processes and one that listens, however
+// many groups they make.
+func TestSocketsOfManyGroups(t *testing.T) {
+	eachAProcess(t)
+	const hosts = "0000111122223333"
+	sockets := func() (n int) {
+		list, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		for _, fd := range list {
+			if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(to, "socket:") {
+				n++
+			}
+		}
+		return n
+	}
+	before, first := sockets(), 0
+	for n := range 7 {
+		begun := time.Now()
+		w, errs := tryWorld(t, len(hosts), opTimeout, onHosts(hosts))
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		t.Logf("group %d was made in %v", n+1, time.Since(begun))
+		w.each(func(g *Group) error { return g.try(transfer{coll.AllReduce, 1, 1, equalLength(1000)}, coll.Op{}) })
+		all := sockets() - before
+		if n == 0 {
+			first = all
+		}
+		require.LessOrEqual(t, all, first)
+		require.LessOrEqual(t, all/len(hosts), 2*(len(hosts)-1)+1)
+	}
+}
+
 // What a death costs grows with the square of the number of processes (TestFramesOfADeath of internal/verdict). No thread waits for a link.
 func TestManyProcesses(t *testing.T) {
 	size := 40
