@@ -107,11 +107,11 @@ void scr_gate_open(const scr_run *r) {
 
 /* Returns the last collective that a rank has recorded, and reads one record where nothing is new: a group may have hundreds of
  * ranks, and this comes with each operation. Calls are recorded in the order of their numbers, so a record of a later call is in the
- * place of the next one, or the place behind it if the owner is writing that one. */
+ * place of the next one, or the place behind it if the owner is writing that one, or was when STATE was made. */
 static uint64_t recorded_by(scr_peer *p) {
   for (uint64_t last = p->recorded_seen;;) {
     uint64_t seq = atomic_load_explicit(&p->shared->records[(last + 1) % SCR_RECORDS].seq, memory_order_acquire);
-    if (seq == 0) {
+    if (seq <= last) {
       seq = atomic_load_explicit(&p->shared->records[(last + 2) % SCR_RECORDS].seq, memory_order_acquire);
     }
     if (seq <= last) return p->recorded_seen = last;

@@ -249,19 +249,27 @@ uint64_t scr_group_device_sequence(const scr_group *g) {
   return device ? scr_group_sequence(device) : 0;
 }
 
+/* Lets those who tell ranks of other hosts look at what this rank has stored about itself. */
+static void wake_pumps(const scr_group *g) {
+  for (int32_t i = 0; i < g->size; i++) {
+    if (g->peer[i].pair != 0) scr_go.wake(g->peer[i].pair);
+  }
+}
+
 void scr_group_goodbye(scr_group *g) {
   SCR_FAULT(SCR_FAULT_GOODBYE);
   scr_store_flag(&g->shared->left, scr_group_sequence(g) + 1);
   SCR_FAULT(SCR_FAULT_LEFT);
   scr_group_wake_all(g);
+  wake_pumps(g);
 }
 
 void scr_group_detach(scr_group *g) {
   for (int32_t i = 0; i < g->size; i++) {
     atomic_store_explicit(scr_shared_detached(g->peer[i].shared, (uint32_t)g->size, (uint32_t)g->rank), 1,
                           memory_order_release);
-    if (g->peer[i].pair != 0) scr_go.wake(g->peer[i].pair); /* who tells the rank */
   }
+  wake_pumps(g);
 }
 
 bool scr_shared_detached_by(const void *shared, int32_t size, int32_t rank) {
@@ -343,11 +351,7 @@ void scr_group_wake_all(scr_group *g) {
       scr_bell_wake(&g->peer[i].lane[lane]->collective.bell);
       scr_bell_wake(&g->peer[i].lane[lane]->p2p.bell);
     }
-    if (g->peer[i].pair != 0) {
-      scr_go.wake(g->peer[i].pair);
-    } else {
-      scr_bell_wake(g->peer[i].engine_bell);
-    }
+    if (g->peer[i].pair == 0) scr_bell_wake(g->peer[i].engine_bell);
   }
 }
 

@@ -197,7 +197,7 @@ typedef struct scr_peer_config {
   uint64_t arena_bytes;
   uint64_t shared[SCR_LANES]; /* offsets of its shared blocks */
   uint64_t engine_bell;       /* offset of its engine's bell, from scr_shared_check() */
-  uint64_t pair;              /* not 0: its shared blocks are shadows, and this is their number for push and poll */
+  uint64_t pair;              /* not 0: its shared blocks are shadows, and this is their number for hooks */
   uint64_t flight;            /* offset of its flight recorder for this lane; 0: none that peers can read */
   uint32_t flight_entries;
   bool flight_stacks; /* it records callers' stacks */

@@ -51,7 +51,9 @@ Environment = Mapping[str, str] | Sequence[Mapping[str, str]]  # of all ranks, o
 
 def on_hosts(*sizes: int, **common: str) -> list[dict[str, str]]:
     """Returns the environment of each rank where hosts have that many ranks: on_hosts(2, 1) is for three ranks, the
-    first two on one host. `common` goes to all of them."""
+    first two on one host. `common` goes to all of them. Payloads have checksums, which find buffers that are used too
+    early or too long."""
+    common = {"SAGECOMM_CHECKSUMS": "always", **common}
     return [{**common, "SAGECOMM_HOSTID": f"h{host}"} for host, size in enumerate(sizes) for _ in range(size)]
 
 

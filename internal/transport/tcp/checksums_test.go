@@ -40,6 +40,17 @@ func TestPayloadsHaveChecksums(t *testing.T) {
 	}
 }
 
+// Payloads have checksums where something on this machine passes on what it reads: it may as well lead to another machine.
+func TestChecksumsThroughAForwarder(t *testing.T) {
+	auto := func(c *Config) { c.Checksums, c.Machine = ChecksumsBetweenMachines, Machine{1} }
+	a, b := newEnd(t, auto), newEnd(t, auto)
+	r := newRelay(t, b.at[0])
+	b.at = []netip.AddrPort{r.address()}
+	l := a.linkTo(t, b)
+	back := b.linkOf(t, a)
+	require.Equal(t, []bool{true, true}, []bool{l.sums, back.sums})
+}
+
 // On one machine payloads have checksums where the connection does not go over its loopback: what is between may be anywhere.
 func TestChecksumsBeyondLoopback(t *testing.T) {
 	for ends, want := range map[[2]string]bool{

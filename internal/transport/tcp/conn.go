@@ -117,6 +117,7 @@ func (c *conn) run() (err error) {
 			return net.ErrClosed
 		}
 		if c.threads.Load() != 0 {
+			c.probes.stop()
 			c.park(word)
 			continue
 		}

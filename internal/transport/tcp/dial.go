@@ -117,6 +117,7 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	if err = c.SetDeadline(deadline); err != nil {
 		return nil, nil, false, err
 	}
+	i.here, i.there = endpointOf(unmapped(own.LocalAddr())), endpointOf(unmapped(own.RemoteAddr()))
 	if err = s.Send(i.encode()); err != nil {
 		return nil, nil, false, err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"sagecomm/internal/handshake"
 )
@@ -26,9 +27,21 @@ type introduction struct {
 
 	checksums Checksums // as the dialing process has it set
 	machine   Machine   // of that process
+	here      endpoint  // the ends of the connection, as that process sees them
+	there     endpoint
 }
 
-const introductionBytes = 1 + 16 + 16 + 8 + 1 + 1 + 1 + 16
+// endpoint is an address, where the one of IPv4 is mapped, and a port.
+type endpoint [16 + 2]byte
+
+func endpointOf(a netip.AddrPort) (e endpoint) {
+	address := a.Addr().As16()
+	copy(e[:], address[:])
+	binary.LittleEndian.PutUint16(e[16:], a.Port())
+	return e
+}
+
+const introductionBytes = 1 + 16 + 16 + 8 + 1 + 1 + 1 + 16 + 2*18
 
 // MaxData bounds the data connections of a link.
 const MaxData = 16
@@ -36,7 +49,7 @@ const MaxData = 16
 func (i introduction) encode() []byte {
 	out := append(append([]byte{Version}, i.from[:]...), i.to[:]...)
 	out = append(binary.LittleEndian.AppendUint64(out, i.attempt), i.index, i.data, byte(i.checksums))
-	return append(out, i.machine[:]...)
+	return append(append(append(out, i.machine[:]...), i.here[:]...), i.there[:]...)
 }
 
 var errIntroduction = errors.New("it does not say which connection it is")
@@ -52,6 +65,8 @@ func parseIntroduction(from []byte) (i introduction, err error) {
 	copy(i.to[:], from[17:])
 	i.attempt, i.index, i.data, i.checksums = binary.LittleEndian.Uint64(from[33:]), from[41], from[42], Checksums(from[43])
 	copy(i.machine[:], from[44:])
+	copy(i.here[:], from[60:])
+	copy(i.there[:], from[78:])
 	if i.data == 0 || i.data > MaxData || i.index > i.data || i.checksums > ChecksumsNever {
 		return i, errIntroduction
 	}

@@ -145,10 +145,10 @@ func (c *conn) looksEagerly() bool {
 // begin lets who reads look eagerly, where that leaves a processor to others, and reports whether it does.
 func (p *probes) begin() bool {
 	p.processors = int32(runtime.GOMAXPROCS(0)) // not in each turn: it takes a lock of the scheduler
-	if busyWaiters.Load()+1 >= p.processors {
+	if busyWaiters.Add(1) >= p.processors {
+		busyWaiters.Add(-1)
 		return false
 	}
-	busyWaiters.Add(1)
 	p.looks.Store(true)
 	return true
 }

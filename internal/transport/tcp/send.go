@@ -93,7 +93,7 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	return true, nil
 }
 
-// hasRoom reports whether a third of the send buffer is free, or writing fails. To ask by poll would make the kernel wake the goroutine that reads
+// hasRoom reports whether a third of the send buffer is free, or the kernel does not tell. To ask by poll would make the kernel wake the goroutine that reads
 // as soon as that is so, which takes the processor from the threads that poll.
 func (c *conn) hasRoom() (is bool) {
 	failed := c.raw.Control(func(fd uintptr) {
