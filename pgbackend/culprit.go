@@ -22,6 +22,7 @@ type evidence struct {
 	until      time.Time // the end of the diagnosis
 	last       []uint64  // by rank: the number of the last collective that it has begun
 	silent     []bool    // by rank: it does not answer. A search may find more of them.
+	gone       []bool    // by rank of another host: it has left, and how much it has taken is not known
 
 	consumed  func(rank int) uint64 // how much a rank has taken of what others have published
 	awaitedBy func(rank int, until time.Time) (awaited int, silent bool)
@@ -29,9 +30,13 @@ type evidence struct {
 
 // evidence returns what is known of the lane, where no library carries operations out. Ranks of other hosts have been asked before.
 func (g diagnosis) evidence(until time.Time) evidence {
-	e := evidence{g.rank, g.size, false, until, make([]uint64, g.size), make([]bool, g.size), g.run.Consumed, g.awaitedBy}
+	e := evidence{rank: g.rank, size: g.size, until: until, last: make([]uint64, g.size), silent: make([]bool, g.size), gone: make([]bool, g.size),
+		consumed: g.run.Consumed, awaitedBy: g.awaitedBy}
 	for rank := range e.size {
-		e.last[rank], e.silent[rank] = g.last(rank), g.isSilent(rank)
+		_, left := g.run.LastCall(rank)
+		e.gone[rank] = left && g.isRemote(rank)
+		e.silent[rank] = g.isSilent(rank) // before last: of one that leaves now, last is exact
+		e.last[rank] = g.begun(rank)
 	}
 	return e
 }
@@ -112,7 +117,7 @@ func (e evidence) behind(awaited int, suspects []int) int {
 	}
 	furthest, least := end, e.consumed(end)
 	for rank := range e.size {
-		if n := e.consumed(rank); n < least && !e.silent[rank] {
+		if n := e.consumed(rank); n < least && !e.silent[rank] && !e.gone[rank] {
 			furthest, least = rank, n
 		}
 	}

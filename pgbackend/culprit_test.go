@@ -18,15 +18,20 @@ type known struct {
 	consumed []uint64
 	awaits   []int
 	silent   []int
+	gone     []int
 	falls    []int
 	library  bool
 	asked    *[]time.Time // until when it was searched
 }
 
 func (k known) evidence(rank int) evidence {
-	e := evidence{rank: rank, size: len(k.awaits), library: k.library, until: time.Now().Add(opTimeout), last: k.last, silent: make([]bool, len(k.awaits))}
+	e := evidence{rank: rank, size: len(k.awaits), library: k.library, until: time.Now().Add(opTimeout), last: k.last,
+		silent: make([]bool, len(k.awaits)), gone: make([]bool, len(k.awaits))}
 	for _, rank := range k.silent {
 		e.silent[rank] = true
+	}
+	for _, rank := range k.gone {
+		e.gone[rank] = true
 	}
 	e.consumed = func(rank int) uint64 {
 		if k.consumed == nil {
@@ -98,6 +103,8 @@ func TestCulpritOfRanksThatHaveArrived(t *testing.T) {
 		"the one that it waits for": {known{awaits: []int{-1, 2, 0, 1}}, 0},
 		"one that is further back": {
 			known{consumed: []uint64{9, 9, 8, 9}, awaits: []int{-1, 0, -1, 1}}, 2},
+		"one that has left is not further back": {
+			known{consumed: []uint64{9, 9, 0, 9}, awaits: []int{1, -1, -1, 1}, gone: []int{2}}, 1},
 		"one that is silent ends the search": {
 			known{consumed: []uint64{7, 8, 9, 9}, awaits: []int{-1, 2, 0, 1}, silent: []int{2}}, 2},
 		"a late answer is not further back": {
@@ -263,5 +270,40 @@ func TestQuestionsEndWithTheDiagnosis(t *testing.T) {
 	}
 	for _, rank := range []int{1, 2} {
 		w.groups[rank].links.pairs[0].Link.Leave()
+	}
+}
+
+// A rank that has done its part of a collective and left answers nothing, and is not missed in it: only its goodbye says how far it was.
+func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	for name, silent := range map[string]bool{"the other one answers": false, "the other one is silent": true} {
+		t.Run(name, func(t *testing.T) {
+			if !silent {
+				patient(t, hangAfter)
+			}
+			w := newHostsWorld(t, "012")
+			g := w.groups[0]
+			op := coll.Op{Kind: coll.Reduce, Type: coll.Int32, Timeout: short}
+			b := one(make([]byte, 4))
+			work, f := w.groups[1].Issue(coll.Op{Kind: coll.Reduce, Type: coll.Int32, Async: true}, b, b)
+			require.Nil(t, f)
+			require.Nil(t, finish(work))
+			require.NoError(t, w.groups[1].Destroy())
+			require.Eventually(t, func() bool { _, left := g.run.LastCall(1); return left }, opTimeout, time.Millisecond)
+			d := diagnosis{g, g.run}
+			require.Contains(t, d.lastCall(1, d.begun(1), false), "last called collective #1")
+			if silent {
+				l := w.groups[2].links.pairs[0].Link
+				l.Attend()
+				defer l.Leave()
+			}
+			_, f = g.Issue(op, b, b)
+			require.NoError(t, expect(f, coll.Timeout, "not arrived: rank 2 ("))
+			require.NotContains(t, f.Message, "rank 1 (")
+			require.Equal(t, 2, f.Rank)
+			require.Equal(t, []int{2}, g.missingFrom(1))
+			g.incidents.missing.Store(nil)
+			require.NotContains(t, g.missingFrom(1), 1)
+		})
 	}
 }

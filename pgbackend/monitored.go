@@ -61,7 +61,7 @@ func (g *Group) missingFrom(sequence uint64) (list []int) {
 	}
 	g.ask(monitoredLimit, g.remoteRanks()...)
 	for rank := range g.size {
-		if last, _ := g.run.LastCall(rank); rank != g.rank && last < sequence {
+		if rank != g.rank && (diagnosis{g, g.run}).begun(rank) < sequence {
 			list = append(list, rank)
 		}
 	}
