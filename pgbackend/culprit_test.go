@@ -113,6 +113,10 @@ func TestCulpritOfRanksThatHaveArrived(t *testing.T) {
 		"the one that is further back waits": {
 			known{consumed: []uint64{8, 9, 0, 9}, awaits: []int{1, -1, -1, 1}, silent: []int{2}}, 2},
 		"one of two that are silent": {known{awaits: []int{-1, 3, -1, 1}, silent: []int{0, 2}}, -1},
+		"one that may wait":          {known{awaits: []int{-1, unknown, -1, 1}, silent: []int{2}}, 2},
+		"the one that is further back may wait": {
+			known{consumed: []uint64{8, 9, 0, 9}, awaits: []int{unknown, -1, -1, 1}, silent: []int{2}}, 2},
+		"one that may wait, where nobody is silent": {known{awaits: []int{-1, unknown, -1, 1}}, 1},
 	} {
 		require.Equal(t, c.culprit, c.evidence(3).behind(1, nil), name)
 	}
@@ -305,5 +309,38 @@ func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
 			g.incidents.missing.Store(nil)
 			require.NotContains(t, g.missingFrom(1), 1)
 		})
+	}
+}
+
+// Where the time of a search ends before a rank of another host has answered, it is unknown for whom that rank waits. Of one that has left nobody
+// waits for an answer.
+func TestSearchThatEndsBeforeAnAnswer(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	patient(t, hangAfter) // nobody is silent
+	w := newHostsWorld(t, "01")
+	g := w.groups[0]
+	d := diagnosis{g, g.run}
+	l := w.groups[1].links.pairs[0].Link
+	l.Attend()
+	awaited, silent := d.awaitedBy(1, time.Now().Add(10*time.Millisecond))
+	require.Equal(t, unknown, awaited)
+	require.False(t, silent)
+	l.Leave()
+	require.Eventually(t, func() bool { return g.remotes[1].states.Load() == 1 }, opTimeout, time.Millisecond)
+	awaited, _ = d.awaitedBy(1, time.Now())
+	require.Equal(t, unknown, awaited, "it has answered before, and was not asked")
+
+	require.NoError(t, w.groups[1].Destroy())
+	require.Eventually(t, func() bool { return !g.answers(1) }, opTimeout, time.Millisecond)
+	ended := make(chan int)
+	go func() {
+		awaited, _ := d.awaitedBy(1, time.Now().Add(2*hangAfter))
+		ended <- awaited
+	}()
+	select {
+	case awaited := <-ended:
+		require.Equal(t, -1, awaited)
+	case <-time.After(hangAfter):
+		t.Fatal("it waits for an answer of a rank that has left")
 	}
 }
