@@ -1,6 +1,8 @@
 package pgbackend
 
 import (
+	"fmt"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -206,6 +208,22 @@ func patient(t *testing.T, d time.Duration) {
 	limit, awake, diagnosis := stateLimit, awakeFor, diagnosisLimit
 	t.Cleanup(func() { stateLimit, awakeFor, diagnosisLimit = limit, awake, diagnosis }) // behind the end of groups that are made later
 	stateLimit, awakeFor, diagnosisLimit = d, d, 4*d
+}
+
+// notLate repeats a case in which a rank of a busy machine answers late although it is to answer.
+func notLate(t *testing.T, try func(t *testing.T) (late bool)) {
+	t.Helper()
+	for range 5 {
+		if !try(t) {
+			return
+		}
+	}
+	t.Fatal("ranks answer late in each of 5 tries")
+}
+
+// saysSilent reports whether a failure says of a rank that it does not answer.
+func saysSilent(f *coll.Failure, rank int) bool {
+	return f != nil && regexp.MustCompile(fmt.Sprintf(`rank %d \([^()]*\)[^;]* not answer`, rank)).MatchString(f.Message)
 }
 
 // setCompareEvery sets when ranks begin to compare calls of groups that are made behind it.
