@@ -43,16 +43,16 @@ func (x *controlExchange) corrupted(peer int, what string) *coll.Failure {
 // timedOut returns the failure of a timeout. Its message has the words of Group.timeout.
 func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 	g := x.g
-	var absent []int
+	until := time.Now().Add(diagnosisLimit)
+	g.askRemotes(until)
+	d := diagnosis{g, g.run}
+	e := d.evidence(until)
+	var absent []int // taken with the evidence: a rank may have come while others were asked
 	for rank, e := range x.entries {
 		if rank != g.rank && e.posted.Load() < x.first {
 			absent = append(absent, rank)
 		}
 	}
-	until := time.Now().Add(diagnosisLimit)
-	g.askRemotes(until)
-	d := diagnosis{g, g.run}
-	e := d.evidence(until)
 	f := &coll.Failure{Status: coll.Timeout}
 	var what string
 	if len(absent) > 0 {

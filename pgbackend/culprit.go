@@ -22,6 +22,7 @@ type evidence struct {
 	until      time.Time // the end of the diagnosis
 	last       []uint64  // by rank: the number of the last collective that it has begun
 	silent     []bool    // by rank: it does not answer. A search may find more of them.
+	gone       []bool    // by rank of another host: it has left, and how much it has taken is not known
 
 	consumed  func(rank int) uint64 // how much a rank has taken of what others have published
 	awaitedBy func(rank int, until time.Time) (awaited int, silent bool)
@@ -29,9 +30,13 @@ type evidence struct {
 
 // evidence returns what is known of the lane, where no library carries operations out. Ranks of other hosts have been asked before.
 func (g diagnosis) evidence(until time.Time) evidence {
-	e := evidence{g.rank, g.size, false, until, make([]uint64, g.size), make([]bool, g.size), g.run.Consumed, g.awaitedBy}
+	e := evidence{rank: g.rank, size: g.size, until: until, last: make([]uint64, g.size), silent: make([]bool, g.size), gone: make([]bool, g.size),
+		consumed: g.run.Consumed, awaitedBy: g.awaitedBy}
 	for rank := range e.size {
-		e.last[rank], e.silent[rank] = g.last(rank), g.isSilent(rank)
+		_, left := g.run.LastCall(rank)
+		e.gone[rank] = left && g.isRemote(rank)
+		e.silent[rank] = g.isSilent(rank) // before last: of one that leaves now, last is exact
+		e.last[rank] = g.begun(rank)
 	}
 	return e
 }
@@ -112,7 +117,7 @@ func (e evidence) behind(awaited int, suspects []int) int {
 	}
 	furthest, least := end, e.consumed(end)
 	for rank := range e.size {
-		if n := e.consumed(rank); n < least && !e.silent[rank] {
+		if n := e.consumed(rank); n < least && !e.silent[rank] && !e.gone[rank] {
 			furthest, least = rank, n
 		}
 	}
@@ -139,22 +144,22 @@ func (e evidence) behind(awaited int, suspects []int) int {
 	}
 }
 
-// end follows who awaits whom, from an awaited rank on. It returns a rank that is silent, or awaits nobody, or waits for one that was met before.
+// end follows who awaits whom, from an awaited rank on. It returns a rank that is silent, or awaits nobody, or waits for one that was met before,
+// or perhaps for one that is unknown.
 func (e evidence) end(awaited int) (rank int, waits bool) {
 	seen := make([]bool, e.size)
 	seen[e.rank] = true
 	until := e.searchEnd()
 	rank = awaited
-	for next := awaited; next >= 0; next = e.awaits(next, until) {
-		if seen[next] {
-			return rank, e.sleeps(rank, next)
-		}
+	next := awaited
+	for next >= 0 && !seen[next] {
 		seen[next], rank = true, next
 		if e.silent[next] {
-			break
+			return rank, false
 		}
+		next = e.awaits(next, until)
 	}
-	return rank, false
+	return rank, e.sleeps(rank, next)
 }
 
 // searchEnd returns until when a search that begins now looks for ranks that sleep.
@@ -165,7 +170,7 @@ func (e evidence) searchEnd() time.Time {
 	return e.until
 }
 
-// awaits returns the rank that a rank sleeps for, or -1, and takes note of one that does not answer.
+// awaits returns the rank that a rank sleeps for, or -1, or unknown, and takes note of one that does not answer.
 func (e evidence) awaits(rank int, until time.Time) int {
 	awaited, silent := e.awaitedBy(rank, until)
 	e.silent[rank] = e.silent[rank] || silent
@@ -173,28 +178,44 @@ func (e evidence) awaits(rank int, until time.Time) int {
 }
 
 // sleeps reports whether a rank that awaits a rank waits for another one. One that awaits its own device does not: no other rank keeps that busy,
-// unless a library moves the data.
+// unless a library moves the data. One of which that is unknown may sleep.
 func (e evidence) sleeps(rank, awaited int) bool {
-	return awaited >= 0 && (awaited != rank || e.library)
+	return awaited == unknown || awaited >= 0 && (awaited != rank || e.library)
 }
 
-// awaitedBy returns the rank that a rank sleeps for, or -1, and whether the rank does not answer. It looks again until the given time, because a
-// rank that waits for long wakes up from time to time. A rank of another host is asked again, because what it has told is how it was at one
-// moment, ever more seldom, because each rank of the group may ask it. It ends early when the group gets another cause.
+// unknown stands for the rank that a rank of another host sleeps for, if that rank has answered no question of a search.
+const unknown = -2
+
+// awaitedBy returns the rank that a rank sleeps for, or -1, or unknown, and whether the rank does not answer. It looks again until the given time,
+// because a rank that waits for long wakes up from time to time. A rank of another host is asked again, because what it has told is how it was at one
+// moment, ever more seldom, because each rank of the group may ask it. It ends early when the group gets another cause, and where nobody can answer.
 // Requires: the group is acquired.
 func (g diagnosis) awaitedBy(rank int, until time.Time) (awaited int, silent bool) {
 	cause := g.cause.Load()
+	r, before := g.remote(rank), int64(0)
+	if r != nil {
+		before = r.states.Load()
+	}
 	for pause := time.Duration(0); ; {
+		if r != nil && !g.answers(rank) {
+			return -1, false
+		}
+		answered := r == nil || r.states.Load() != before
 		awaited, silent = g.run.Awaits(rank), g.isSilent(rank)
-		if awaited >= 0 || silent || time.Now().After(until) || g.cause.Load() != cause {
+		switch over := !time.Now().Before(until) || g.cause.Load() != cause; {
+		case awaited < 0 && !silent && over && !answered:
+			return unknown, false
+		case awaited >= 0 || silent || over:
 			return awaited, silent
 		}
-		if g.remote(rank) == nil {
+		if r == nil {
 			time.Sleep(200 * time.Microsecond)
 			continue
 		}
 		time.Sleep(min(pause, time.Until(until)))
-		g.ask(time.Until(until), rank)
+		if left := time.Until(until); left > 0 {
+			g.ask(left, rank)
+		}
 		pause = min(max(2*pause, time.Millisecond), longestAskPause)
 	}
 }

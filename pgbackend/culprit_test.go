@@ -1,6 +1,8 @@
 package pgbackend
 
 import (
+	"fmt"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -18,15 +20,20 @@ type known struct {
 	consumed []uint64
 	awaits   []int
 	silent   []int
+	gone     []int
 	falls    []int
 	library  bool
 	asked    *[]time.Time // until when it was searched
 }
 
 func (k known) evidence(rank int) evidence {
-	e := evidence{rank: rank, size: len(k.awaits), library: k.library, until: time.Now().Add(opTimeout), last: k.last, silent: make([]bool, len(k.awaits))}
+	e := evidence{rank: rank, size: len(k.awaits), library: k.library, until: time.Now().Add(opTimeout), last: k.last,
+		silent: make([]bool, len(k.awaits)), gone: make([]bool, len(k.awaits))}
 	for _, rank := range k.silent {
 		e.silent[rank] = true
+	}
+	for _, rank := range k.gone {
+		e.gone[rank] = true
 	}
 	e.consumed = func(rank int) uint64 {
 		if k.consumed == nil {
@@ -98,6 +105,8 @@ func TestCulpritOfRanksThatHaveArrived(t *testing.T) {
 		"the one that it waits for": {known{awaits: []int{-1, 2, 0, 1}}, 0},
 		"one that is further back": {
 			known{consumed: []uint64{9, 9, 8, 9}, awaits: []int{-1, 0, -1, 1}}, 2},
+		"one that has left is not further back": {
+			known{consumed: []uint64{9, 9, 0, 9}, awaits: []int{1, -1, -1, 1}, gone: []int{2}}, 1},
 		"one that is silent ends the search": {
 			known{consumed: []uint64{7, 8, 9, 9}, awaits: []int{-1, 2, 0, 1}, silent: []int{2}}, 2},
 		"a late answer is not further back": {
@@ -106,6 +115,10 @@ func TestCulpritOfRanksThatHaveArrived(t *testing.T) {
 		"the one that is further back waits": {
 			known{consumed: []uint64{8, 9, 0, 9}, awaits: []int{1, -1, -1, 1}, silent: []int{2}}, 2},
 		"one of two that are silent": {known{awaits: []int{-1, 3, -1, 1}, silent: []int{0, 2}}, -1},
+		"one that may wait":          {known{awaits: []int{-1, unknown, -1, 1}, silent: []int{2}}, 2},
+		"the one that is further back may wait": {
+			known{consumed: []uint64{8, 9, 0, 9}, awaits: []int{unknown, -1, -1, 1}, silent: []int{2}}, 2},
+		"one that may wait, where nobody is silent": {known{awaits: []int{-1, unknown, -1, 1}}, 1},
 	} {
 		require.Equal(t, c.culprit, c.evidence(3).behind(1, nil), name)
 	}
@@ -197,6 +210,22 @@ func patient(t *testing.T, d time.Duration) {
 	stateLimit, awakeFor, diagnosisLimit = d, d, 4*d
 }
 
+// notLate repeats a case in which a rank of a busy machine answers late although it is to answer.
+func notLate(t *testing.T, try func(t *testing.T) (late bool)) {
+	t.Helper()
+	for range 5 {
+		if !try(t) {
+			return
+		}
+	}
+	t.Fatal("ranks answer late in each of 5 tries")
+}
+
+// saysSilent reports whether a failure says of a rank that it does not answer.
+func saysSilent(f *coll.Failure, rank int) bool {
+	return f != nil && regexp.MustCompile(fmt.Sprintf(`rank %d \([^()]*\)[^;]* not answer`, rank)).MatchString(f.Message)
+}
+
 // setCompareEvery sets when ranks begin to compare calls of groups that are made behind it.
 func setCompareEvery(t *testing.T, d time.Duration) {
 	real := compareEvery
@@ -263,5 +292,73 @@ func TestQuestionsEndWithTheDiagnosis(t *testing.T) {
 	}
 	for _, rank := range []int{1, 2} {
 		w.groups[rank].links.pairs[0].Link.Leave()
+	}
+}
+
+// A rank that has done its part of a collective and left answers nothing, and is not missed in it: only its goodbye says how far it was.
+func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	for name, silent := range map[string]bool{"the other one answers": false, "the other one is silent": true} {
+		t.Run(name, func(t *testing.T) {
+			if !silent {
+				patient(t, hangAfter)
+			}
+			w := newHostsWorld(t, "012")
+			g := w.groups[0]
+			op := coll.Op{Kind: coll.Reduce, Type: coll.Int32, Timeout: short}
+			b := one(make([]byte, 4))
+			work, f := w.groups[1].Issue(coll.Op{Kind: coll.Reduce, Type: coll.Int32, Async: true}, b, b)
+			require.Nil(t, f)
+			require.Nil(t, finish(work))
+			require.NoError(t, w.groups[1].Destroy())
+			require.Eventually(t, func() bool { _, left := g.run.LastCall(1); return left }, opTimeout, time.Millisecond)
+			d := diagnosis{g, g.run}
+			require.Contains(t, d.lastCall(1, d.begun(1), false), "last called collective #1")
+			if silent {
+				l := w.groups[2].links.pairs[0].Link
+				l.Attend()
+				defer l.Leave()
+			}
+			_, f = g.Issue(op, b, b)
+			require.NoError(t, expect(f, coll.Timeout, "not arrived: rank 2 ("))
+			require.NotContains(t, f.Message, "rank 1 (")
+			require.Equal(t, 2, f.Rank)
+			require.Equal(t, []int{2}, g.missingFrom(1))
+			g.incidents.missing.Store(nil)
+			require.NotContains(t, g.missingFrom(1), 1)
+		})
+	}
+}
+
+// Where the time of a search ends before a rank of another host has answered, it is unknown for whom that rank waits. Of one that has left nobody
+// waits for an answer.
+func TestSearchThatEndsBeforeAnAnswer(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	patient(t, hangAfter) // nobody is silent
+	w := newHostsWorld(t, "01")
+	g := w.groups[0]
+	d := diagnosis{g, g.run}
+	l := w.groups[1].links.pairs[0].Link
+	l.Attend()
+	awaited, silent := d.awaitedBy(1, time.Now().Add(10*time.Millisecond))
+	require.Equal(t, unknown, awaited)
+	require.False(t, silent)
+	l.Leave()
+	require.Eventually(t, func() bool { return g.remotes[1].states.Load() == 1 }, opTimeout, time.Millisecond)
+	awaited, _ = d.awaitedBy(1, time.Now())
+	require.Equal(t, unknown, awaited, "it has answered before, and was not asked")
+
+	require.NoError(t, w.groups[1].Destroy())
+	require.Eventually(t, func() bool { return !g.answers(1) }, opTimeout, time.Millisecond)
+	ended := make(chan int)
+	go func() {
+		awaited, _ := d.awaitedBy(1, time.Now().Add(2*hangAfter))
+		ended <- awaited
+	}()
+	select {
+	case awaited := <-ended:
+		require.Equal(t, -1, awaited)
+	case <-time.After(hangAfter):
+		t.Fatal("it waits for an answer of a rank that has left")
 	}
 }

@@ -84,12 +84,12 @@ func (g *Group) settle(late time.Duration) string {
 	limit := g.process.destroyLimit()
 	moved := g.movedBetweenHosts()
 	began := time.Now()
-	asked, askedAll := began, false
+	asked, pause, askedAll := began, settleAsks, false
 	for begin := began; g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		waits := time.Since(began) < late // for streams
-		if waits && time.Since(asked) >= settleAsks {
+		if waits && time.Since(asked) >= pause {
 			g.question(g.unreached()...)
-			asked = time.Now()
+			asked, pause = time.Now(), min(2*pause, settleSeldom)
 		}
 		behind := g.streamIsLate()
 		if (behind || g.birth != nil) && waits {
@@ -115,8 +115,11 @@ func (g *Group) settle(late time.Duration) string {
 	return ""
 }
 
-// settleAsks is how often settle asks ranks of other hosts how far they and their streams are.
-const settleAsks = 100 * time.Millisecond
+// When settle asks ranks of other hosts how far they and their streams are: ever more seldom, because all ranks of the group may ask all others.
+const (
+	settleAsks   = 100 * time.Millisecond
+	settleSeldom = time.Second
+)
 
 // Finish waits until the issued operations are complete, as long as Destroy does, for callers that ask how they ended before they
 // destroy the group. It returns the failure of the group, or which operations are not complete.
@@ -160,10 +163,10 @@ func (g *Group) streamIsLate() bool {
 }
 
 // unreached returns the ranks of other hosts of which it is not known that their streams have reached the collective of the device lane that is
-// under way here.
+// under way here. There are none where nothing is under way.
 func (g *Group) unreached() (list []int) {
 	d := g.device.Load()
-	if d == nil {
+	if d == nil || d.run.Unfinished() == 0 {
 		return nil
 	}
 	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)

@@ -145,11 +145,7 @@ func (g diagnosis) diagnose(t runner.Incident, until time.Time) *coll.Failure {
 // hasLeft words the failure for a rank that has left although this rank needs it in something.
 func (g diagnosis) hasLeft(rank int, needed string) string {
 	when := "before its first collective"
-	last := g.last(rank)
-	if r := g.remote(rank); r != nil && g.run.Lane() == runner.HostLane { // it answers nothing behind its goodbye, which has the number of this lane
-		last = max(last, r.pair.LeftAfter())
-	}
-	if last > 0 {
+	if last := g.begun(rank); last > 0 {
 		when = fmt.Sprintf("after collective #%d", last)
 	}
 	return fmt.Sprintf("sagecomm: group %q: Connection closed by peer: %s has left the group %s, and %s needs it in %s; if its log shows an exception, look there for the reason, else let all ranks make the same calls before any of them destroys the group or ends",
@@ -328,6 +324,8 @@ func (g diagnosis) lastCall(rank int, last uint64, silent bool) string {
 	did := "has called no collective yet"
 	if call, ok := g.run.Announced(rank, last); ok {
 		did = "last called " + call.Op.Describe(last)
+	} else if last > 0 { // a rank of another host has left, and told no more than the number
+		did = fmt.Sprintf("last called collective #%d", last)
 	}
 	if !silent {
 		return did
@@ -356,4 +354,13 @@ func (g diagnosis) last(rank int) uint64 {
 	}
 	last, _ := g.run.LastCall(rank)
 	return last
+}
+
+// begun returns the number of the last collective that a rank has begun, as far as that is known. A rank of another host answers nothing behind
+// its goodbye, which has the number of the host lane.
+func (g diagnosis) begun(rank int) uint64 {
+	if r := g.remote(rank); r != nil && g.run.Lane() == runner.HostLane {
+		return max(g.last(rank), r.pair.LeftAfter())
+	}
+	return g.last(rank)
 }

@@ -53,15 +53,15 @@ func (g diagnosis) keepAbsent(sequence uint64, ranks []int) {
 const monitoredLimit = 100 * time.Millisecond
 
 // missingFrom returns the ranks that have not begun a collective of the host lane, in rising order. Ranks of other hosts are only asked if another
-// rank has diagnosed its timeout.
+// rank has diagnosed its timeout. Of one that does not answer it is not known then, so it is left out: whom the diagnosis has found, its failure says.
 // Requires: the group is acquired.
 func (g *Group) missingFrom(sequence uint64) (list []int) {
 	if known := g.incidents.missing.Load(); known != nil && known.sequence == sequence {
 		return slices.Sorted(slices.Values(known.ranks))
 	}
-	g.ask(monitoredLimit, g.remoteRanks()...)
+	unanswered := g.ask(monitoredLimit, g.remoteRanks()...)
 	for rank := range g.size {
-		if last, _ := g.run.LastCall(rank); rank != g.rank && last < sequence {
+		if rank != g.rank && !slices.Contains(unanswered, rank) && (diagnosis{g, g.run}).begun(rank) < sequence {
 			list = append(list, rank)
 		}
 	}

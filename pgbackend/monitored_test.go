@@ -85,11 +85,19 @@ func TestOtherCausesOfAMonitoredBarrier(t *testing.T) {
 func TestMonitoredBarrierOverHosts(t *testing.T) {
 	setCompareEvery(t, time.Hour)
 	patient(t, time.Second)
+	notLate(t, monitoredBarrierOverHosts)
+}
+
+func monitoredBarrierOverHosts(t *testing.T) (late bool) {
 	w := newHostsWorld(t, "0123")
 	g := w.groups[0]
 	arrived, f := w.groups[2].Issue(coll.Op{Kind: coll.Barrier, Async: true}, nil, nil)
 	require.Nil(t, f)
 	_, f = g.Issue(coll.Op{Kind: coll.Barrier, Timeout: short}, nil, nil)
+	if saysSilent(f, 1) || saysSilent(f, 2) || saysSilent(f, 3) {
+		require.NotNil(t, finish(arrived))
+		return true
+	}
 	require.NoError(t, expect(f, coll.Timeout, "not arrived: rank 1 (", "; rank 3 ("))
 	states := func() (n int64) {
 		for _, rank := range g.remoteRanks() {
@@ -103,12 +111,23 @@ func TestMonitoredBarrierOverHosts(t *testing.T) {
 
 	// A rank that has not diagnosed it, because another one was earlier, asks who has arrived.
 	g.incidents.missing.Store(nil)
-	require.NoError(t, expect(g.MonitoredCause(short, true), coll.Timeout, "Ranks 1, 3 failed to pass monitoredBarrier in 150 ms; sagecomm: group "))
-	require.Eventually(t, func() bool { return states() > before }, opTimeout, time.Millisecond)
+	require.Eventually(t, func() bool { // a busy machine answers late
+		return strings.HasPrefix(g.MonitoredCause(short, true).Message, "Ranks 1, 3 failed to pass monitoredBarrier in 150 ms; sagecomm: group ")
+	}, opTimeout, time.Millisecond)
+	require.Greater(t, states(), before)
+
+	// Of those that do not answer it is not known who has arrived since, but for the culprit.
+	l := w.groups[3].links.pairs[0].Link
+	l.Attend()
+	defer l.Leave()
+	require.Equal(t, 1, f.Rank)
+	require.NoError(t, expect(g.MonitoredCause(short, true), coll.Timeout, "Rank 1 failed to pass monitoredBarrier in 150 ms; sagecomm: group "))
 	require.NotNil(t, finish(arrived))
+	return false
 }
 
-// It does not wait for answers as long as a diagnosis does.
+// It does not wait for answers as long as a diagnosis does. Of a rank that does not answer it is not known whether it has come, so it is not named,
+// but where the failure names it.
 func TestMonitoredBarrierWaitsForNobodyForLong(t *testing.T) {
 	patient(t, 2*hangAfter)
 	w := newHostsWorld(t, "01")
@@ -116,7 +135,7 @@ func TestMonitoredBarrierWaitsForNobodyForLong(t *testing.T) {
 	l.Attend()
 	w.each(func(g *Group) error {
 		if g.rank == 0 {
-			require.Equal(t, []int{1}, g.missingFrom(1))
+			require.Empty(t, g.missingFrom(1))
 		}
 		return nil
 	})

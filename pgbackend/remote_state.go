@@ -50,26 +50,52 @@ func (g *Group) remoteRanks() (list []int) {
 
 // ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those of all
 // that live and have not left lie in the shadows, after the given time, or when the group gets another cause, since nobody needs the answers then.
+// It returns the ranks that have not answered.
 // Requires: the group is acquired.
-func (g *Group) ask(atMost time.Duration, ranks ...int) {
-	cause := g.cause.Load()
-	waits := g.question(ranks...)
-	until := time.Now().Add(atMost) // behind the questions: a rank that has not answered by then is silent
-	for ; len(waits) > 0 && time.Now().Before(until) && g.cause.Load() == cause; time.Sleep(stateSlice) {
-		maps.DeleteFunc(waits, func(r *remoteControl, n int64) bool { return r.states.Load() != n })
-	}
+func (g *Group) ask(atMost time.Duration, ranks ...int) (unanswered []int) {
+	return g.collect(g.question(ranks...), atMost)
 }
 
-// question asks ranks of other hosts that live and have not left, and does not wait. It returns how many states of each had come.
-func (g *Group) question(ranks ...int) map[*remoteControl]int64 {
-	before := map[*remoteControl]int64{}
+// question is a question to a rank of another host that is open.
+type question struct {
+	before int64 // states of the rank that had come
+	stood  bool  // it was asked before: the answer may be older than this question
+}
+
+// question asks ranks of other hosts that live and have not left, and does not wait.
+func (g *Group) question(ranks ...int) map[int]question {
+	open := map[int]question{}
 	for _, rank := range ranks {
 		if g.answers(rank) {
 			r := g.remotes[rank]
-			r.set.Ask(r.pair, func(begins bool) { before[r] = r.note(begins) })
+			r.set.Ask(r.pair, func(begins bool) { open[rank] = question{r.note(begins), !begins} })
 		}
 	}
-	return before
+	return open
+}
+
+// collect waits for answers as ask does. Where a question was asked before, its answer may be older than this one, and the rank is asked once more.
+func (g *Group) collect(open map[int]question, atMost time.Duration) (unanswered []int) {
+	cause := g.cause.Load()
+	until := time.Now().Add(atMost) // behind the questions: a rank that has not answered by then is silent
+	for {
+		for rank, q := range open {
+			came := g.remotes[rank].states.Load() != q.before
+			if !came && g.answers(rank) {
+				continue
+			}
+			delete(open, rank)
+			if came && q.stood {
+				for rank, q := range g.question(rank) {
+					open[rank] = question{q.before, false}
+				}
+			}
+		}
+		if len(open) == 0 || !time.Now().Before(until) || g.cause.Load() != cause {
+			return slices.Sorted(maps.Keys(open))
+		}
+		time.Sleep(stateSlice)
+	}
 }
 
 // answers reports whether a rank of another host lives and has not left.
@@ -166,15 +192,13 @@ func (g *Group) libraryCalls() uint64 {
 }
 
 // compareStreams declares a mismatch if calls that a vendor's library carries out differ from those of ranks on other hosts. It reports whether
-// those ranks have answered, or will not any more.
+// those ranks have answered behind the calls of this one, or will not any more.
 func (g *Group) compareStreams() bool {
 	if !g.life.acquire() {
 		return true
 	}
 	defer g.life.release()
-	others := g.neighbors()
-	diagnosis{g, g.device.Load().run}.compare(others)
-	return !slices.ContainsFunc(others, g.isSilent)
+	return len(diagnosis{g, g.device.Load().run}.compare(g.neighbors())) == 0
 }
 
 // compareStalled declares a mismatch if the calls of a rank on another host, for which an operation of this rank may wait, differ from this one's.
@@ -190,16 +214,17 @@ func (g *Group) compareStalled() {
 	}
 }
 
-// compare declares a mismatch if the calls of a rank on another host differ from this one's.
+// compare declares a mismatch if the calls of a rank on another host differ from this one's. It returns the ranks that have not answered.
 // Requires: the group is acquired.
-func (g diagnosis) compare(others []int) {
-	g.ask(stateLimit, others...)
+func (g diagnosis) compare(others []int) (unanswered []int) {
+	unanswered = g.ask(stateLimit, others...)
 	for _, rank := range others {
 		if f := g.differsFrom(rank); f != nil && g.cause.Load() == nil {
 			g.declareFailure(f)
-			return
+			break
 		}
 	}
+	return unanswered
 }
 
 // mayWaitFor returns the rank of another host for which this rank waits, if there is one. Where streams wait for streams in a vendor's library,

@@ -108,6 +108,23 @@ func TestNeighborThatDoesNotAnswer(t *testing.T) {
 	require.Eventually(t, w.groups[0].compareStreams, opTimeout, time.Millisecond)
 }
 
+// The answer to a question that was asked before may be older than what the rank has called since, so it is asked once more.
+func TestQuestionThatWasAskedBefore(t *testing.T) {
+	setCompareEvery(t, time.Hour)
+	w := newHostsWorld(t, "01")
+	g := w.groups[0]
+	before := g.remotes[1].states.Load()
+	l := w.groups[1].links.pairs[0].Link
+	l.Attend()
+	g.question(1)
+	open := g.question(1)
+	l.Leave()
+	require.Empty(t, g.collect(open, opTimeout))
+	require.Equal(t, before+2, g.remotes[1].states.Load())
+	require.Empty(t, g.collect(g.question(1), opTimeout))
+	require.Equal(t, before+3, g.remotes[1].states.Load())
+}
+
 // A rank that leaves is missed in what it has not called, and in nothing else: its last state has what it has called on devices.
 func TestRankThatLeavesALibrary(t *testing.T) {
 	w, of := libraryWorld(t, "01")
