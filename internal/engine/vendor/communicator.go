@@ -79,9 +79,12 @@ func (c *communicator) with(f func() error) error {
 
 // state calls State.
 func (c *communicator) state() (queued bool, err error) {
-	err = c.with(func() (err error) {
-		queued, err = c.joined.State()
-		return err
+	err = c.with(func() error {
+		var failed error
+		if queued, failed = c.joined.State(); failed != nil {
+			return reported{failed}
+		}
+		return nil
 	})
 	return queued, err
 }
@@ -113,7 +116,13 @@ func (c *communicator) do(rt device.Launcher, call runner.Call, op coll.Op, b Bu
 	if err != nil {
 		return err
 	}
-	if err := c.with(func() error { return c.joined.Do(op, b, stream) }); err != nil {
+	err = c.with(func() error {
+		if err := c.joined.Do(op, b, stream); err != nil {
+			return reported{err}
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	return c.poll(waitFor(call, c.engine.group.Run.Begin))

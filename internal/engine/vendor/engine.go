@@ -298,22 +298,6 @@ func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering
 	_ = order.Join(c.stream)
 }
 
-// report makes the group fail by an error of the library, unless it goes down by another failure first, for which it waits. Between hosts the
-// library has connections of its own, so it may report the death of a process before this one has noticed it. Every rank would then raise an
-// error that names the rank with the report instead of the dead one. goOn is asked each signalsEvery, and its error ends the wait.
-func (e *Engine) report(err error, goOn func() error) {
-	if !errors.Is(err, ErrInterrupted) && !errors.Is(err, errEnding) {
-		for end := time.Now().Add(e.group.ReportWait); time.Now().Before(end) && goOn() == nil; {
-			select {
-			case <-e.gone:
-				end = time.Time{}
-			case <-time.After(signalsEvery):
-			}
-		}
-	}
-	e.group.Fail(err) // returns when the group is down, whatever its cause
-}
-
 // endNow ends a communicator whose library may be about to queue commands of an operation that has failed: in a thread, as NCCL, or in a call that
 // waits for peers, as HCCL and CNCL. It reports whether none comes any more. Where the library is not through soon, nobody gets the buffers of the
 // operation, and the stream and the memory of the communicator, any more.

@@ -2,11 +2,16 @@ package vendor
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
+	"sagecomm/internal/runner"
 )
 
 // failing is a member that is of no use.
@@ -71,7 +76,7 @@ func TestReportsWaitNoLonger(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		e, failed, after := failedAt()
-		e.report(errors.New("remote process exited"), func() error { return ErrInterrupted })
+		e.report(reported{errors.New("remote process exited")}, func() error { return ErrInterrupted })
 		require.EqualError(t, <-failed, "remote process exited")
 		require.Zero(t, after())
 	})
@@ -80,11 +85,53 @@ func TestReportsWaitNoLonger(t *testing.T) {
 // What is no report of the library makes the group fail at once.
 func TestOtherErrorsWaitForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, err := range []error{ErrInterrupted, errEnding} {
+		for _, err := range []error{ErrInterrupted, errEnding, errors.New("out of memory")} {
 			e, failed, after := failedAt()
-			e.report(err, func() error { return nil })
+			e.report(fmt.Errorf("all_reduce: %w", err), func() error { return nil })
 			require.ErrorIs(t, <-failed, err)
 			require.Zero(t, after())
 		}
 	})
 }
+
+// useless is a device that gives no handle.
+type useless struct{ device.Launcher }
+
+func (useless) Handle(device.Stream) (uintptr, error) { return 0, errors.New("the device is lost") }
+
+// refusing is a member that refuses operations.
+type refusing struct{ failing }
+
+func (refusing) Do(coll.Op, Buffers, uintptr) error { return errors.New("remote process exited") }
+
+// accepting is a member that is of no use once it has an operation.
+type accepting struct{ failing }
+
+func (accepting) Do(coll.Op, Buffers, uintptr) error { return nil }
+
+// Of the errors of an operation, those of the library are reports.
+func TestErrorsOfAnOperation(t *testing.T) {
+	for _, c := range []struct {
+		device device.Launcher
+		member Member
+		waits  bool
+	}{
+		{useless{}, refusing{}, false},
+		{handles{}, refusing{}, true},
+		{handles{}, accepting{}, true},
+	} {
+		e, _, _ := failedAt()
+		e.group.Run = new(runner.Group)
+		at := &communicator{engine: e, joined: c.member, current: func(f func() error) error { return f() }}
+		err := at.do(c.device, runner.Call{}, coll.Op{}, Buffers{})
+		require.Error(t, err)
+		require.Equal(t, c.waits, errors.As(err, new(reported)), "%T %T", c.device, c.member)
+		at.ending.Store(true)
+		require.False(t, errors.As(at.do(handles{}, runner.Call{}, coll.Op{}, Buffers{}), new(reported)), "a call that the end has overtaken")
+	}
+}
+
+// handles is a device all of whose streams are one.
+type handles struct{ device.Launcher }
+
+func (handles) Handle(device.Stream) (uintptr, error) { return 1, nil }

@@ -1,0 +1,27 @@
+package vendor
+
+import (
+	"errors"
+	"time"
+)
+
+// reported is an error that a library has reported. Another process may have caused it.
+type reported struct{ error }
+
+func (r reported) Unwrap() error { return r.error }
+
+// report makes the group fail by an error. One of the library does so unless the group goes down by another failure first, for which it waits.
+// Between hosts the library has connections of its own, so it may report the death of a process before this one has noticed it. Every rank would
+// then raise an error that names the rank with the report instead of the dead one. goOn is asked each signalsEvery, and its error ends the wait.
+func (e *Engine) report(err error, goOn func() error) {
+	if errors.As(err, new(reported)) {
+		for end := time.Now().Add(e.group.ReportWait); time.Now().Before(end) && goOn() == nil; {
+			select {
+			case <-e.gone:
+				end = time.Time{}
+			case <-time.After(signalsEvery):
+			}
+		}
+	}
+	e.group.Fail(err) // returns when the group is down, whatever its cause
+}
