@@ -140,3 +140,49 @@ func TestPanicOfARecovery(t *testing.T) {
 		})
 	}
 }
+
+// reporting is an engine with an error that is about to make the group fail.
+type reporting struct {
+	engine.Engine
+	reports *atomic.Bool
+}
+
+func (r reporting) Reports() bool { return r.reports.Load() }
+
+// Who destroys a group waits for an error of the library that waits for a failure which explains it: operations end with that and not with
+// the end of the group.
+func TestDestroyWaitsForReports(t *testing.T) {
+	impatient(t, 50*time.Millisecond)
+	var reports atomic.Bool
+	testEngines(t, nil)
+	deviceEngines["nccl"] = registeredEngine{
+		absent: func(*Group) error { return nil },
+		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+			others := g.stagedEngine(run)
+			return reporting{g.vendorEngine(vendor.Calls(namedLibrary{}), run, others, others), &reports}, nil
+		},
+	}
+	real := openAccess
+	t.Cleanup(func() { openAccess = real })
+	openAccess = func(runner.Call, coll.Op) (device.Access, error) { return nil, device.ErrCaptured }
+	w := newWorld(t, 2)
+	w.eachFailure(func(g *Group) *coll.Failure { return deviceSum(g, 10) }) // opens the lane
+	g := w.groups[0]
+	b := one(make([]byte, 40))
+	work, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Async: true}, b, b) // rank 1 does not call it
+	if f != nil {
+		t.Fatal(f)
+	}
+	reports.Store(true)
+	time.AfterFunc(8*destroyTimeout, func() {
+		defer reports.Store(false)
+		if err := g.Fail(&coll.Failure{Status: coll.System, Message: "remote process exited"}); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, f := range []*coll.Failure{g.Finish(), end(work)} {
+		if err := expect(f, coll.System, "remote process exited"); err != nil {
+			t.Error(err)
+		}
+	}
+}

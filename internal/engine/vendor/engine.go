@@ -77,6 +77,7 @@ type Engine struct {
 	issuing turn
 
 	captured atomic.Uint64 // operations
+	reports  atomic.Int64  // errors that wait until the group is down
 
 	mu     sync.Mutex // guards what follows; held for an instant
 	known  map[coll.Device]*communicator

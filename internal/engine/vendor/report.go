@@ -14,6 +14,8 @@ func (r reported) Unwrap() error { return r.error }
 // Between hosts the library has connections of its own, so it may report the death of a process before this one has noticed it. Every rank would
 // then raise an error that names the rank with the report instead of the dead one. goOn is asked each signalsEvery, and its error ends the wait.
 func (e *Engine) report(err error, goOn func() error) {
+	e.reports.Add(1)
+	defer e.reports.Add(-1)
 	if errors.As(err, new(reported)) {
 		for end := time.Now().Add(e.group.ReportWait); time.Now().Before(end) && goOn() == nil; {
 			select {
@@ -25,3 +27,6 @@ func (e *Engine) report(err error, goOn func() error) {
 	}
 	e.group.Fail(err) // returns when the group is down, whatever its cause
 }
+
+// Reports reports whether an error is about to make the group fail. Who destroys the group waits for that: the error would be lost.
+func (e *Engine) Reports() bool { return e.reports.Load() > 0 }

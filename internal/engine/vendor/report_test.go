@@ -43,7 +43,11 @@ func TestReportsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, failed, after := failedAt()
 		watched(e)
+		time.Sleep(time.Second)
+		require.True(t, e.Reports())
 		require.EqualError(t, <-failed, "joins: remote process exited")
+		synctest.Wait()
+		require.False(t, e.Reports())
 		require.Equal(t, watchEvery+e.group.ReportWait, after())
 	})
 	synctest.Test(t, func(t *testing.T) {
