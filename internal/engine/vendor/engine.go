@@ -247,6 +247,11 @@ func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ord
 		e.pool.giveGate(from, gate)
 		return err
 	}
+	timeout := op.Timeout
+	if timeout == 0 {
+		timeout = e.group.Timeout()
+	}
+	e.pool.limit(e.group.Run.Handle(), gate, time.Now().Add(timeout))
 	c.last.Store(&gate)
 	e.group.Run.Begin() // records the call before the streams of the ranks meet
 	if err = e.enqueue(c, rt, order, gate, call, op); err != nil {

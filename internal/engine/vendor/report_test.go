@@ -24,6 +24,7 @@ func failedAt() (e *Engine, failed <-chan error, after func() time.Duration) {
 	list, began := make(chan error, 1), time.Now()
 	var at time.Duration
 	group := alone
+	group.Run = new(runner.Group)
 	group.ReportWait = 2700 * time.Millisecond
 	group.Fail = func(err error) {
 		at = time.Since(began)
@@ -86,6 +87,30 @@ func TestReportsWaitNoLonger(t *testing.T) {
 	})
 }
 
+// It waits no longer than until an operation is about to time out.
+func TestReportsComeBeforeTimeouts(t *testing.T) {
+	for _, over := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			e, failed, after := failedAt()
+			for i := range 3 {
+				u, err := e.pool.takeGate(newMemories(t), source{})
+				require.NoError(t, err)
+				e.pool.limit(uint64(i/2), u, time.Now().Add([]time.Duration{3 * time.Second, 2 * time.Second, time.Second}[i]))
+				if over && i < 2 {
+					carryOut(u)
+				}
+			}
+			watched(e)
+			require.Error(t, <-failed)
+			if over {
+				require.Equal(t, watchEvery+e.group.ReportWait, after(), "only a lane of another group has an operation")
+			} else {
+				require.Equal(t, 2*time.Second-timeoutMargin, after())
+			}
+		})
+	}
+}
+
 // What is no report of the library makes the group fail at once.
 func TestOtherErrorsWaitForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -125,7 +150,6 @@ func TestErrorsOfAnOperation(t *testing.T) {
 		{handles{}, accepting{}, true},
 	} {
 		e, _, _ := failedAt()
-		e.group.Run = new(runner.Group)
 		at := &communicator{engine: e, joined: c.member, current: func(f func() error) error { return f() }}
 		err := at.do(c.device, runner.Call{}, coll.Op{}, Buffers{})
 		require.Error(t, err)
