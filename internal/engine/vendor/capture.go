@@ -54,7 +54,7 @@ func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) er
 		if queued, broken := c.state(); number != 0 || lost != nil || !queued || broken != nil {
 			// Not report: its wait handles signals, whose handlers may use the device, which a capture does not take.
 			e.group.Fail(fmt.Errorf("%s on %v: the capture has a part of the operation only: %w", op.Name(), op.Device, err))
-			e.endNow(c, call, op)
+			e.endNow(c, call, listens(call, errors.Is(err, ErrInterrupted)), op)
 		}
 	}
 	if e.down.Load() || e.group.Failed() {

@@ -211,22 +211,20 @@ func (c *communicator) abortBy(how func() bool) {
 // A caller whose operation has failed waits for the library: shorter than a failure may take to be raised, and than a signal may, once there is one.
 const (
 	settleBound      = time.Second
-	interruptedBound = 100 * time.Millisecond
+	interruptedBound = 100 * time.Millisecond // since the signal, of which the group may have taken a part to go down
 )
 
 // settles waits until no command of the library comes any more, as far as that is soon, and handles signals meanwhile.
 // Requires: the end has begun; the thread of the call.
-func (c *communicator) settles(call runner.Call) bool {
-	goOn, interrupted, sleep := waitFor(call, nil), false, firstSleep
+func (c *communicator) settles(caller *listener) bool {
+	sleep := firstSleep
 	for end := time.Now().Add(settleBound); !c.joined.Settled(); sleep = min(2*sleep, 10*time.Millisecond) {
-		now := time.Now()
-		if !interrupted && goOn() != nil {
-			interrupted = true
-			if soon := now.Add(interruptedBound); soon.Before(end) {
+		if caller.look() != nil {
+			if soon := caller.interrupted.Add(interruptedBound); soon.Before(end) {
 				end = soon
 			}
 		}
-		if now.After(end) {
+		if time.Now().After(end) {
 			return false
 		}
 		time.Sleep(sleep)

@@ -296,8 +296,9 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 // kernels are ended, so the operation ends with the stream, behind the last command that the library may queue. The group is down before the
 // stream says that the operation is done.
 func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, call runner.Call, op coll.Op, err error) {
-	e.report(err, waitFor(call, nil))
-	if e.endNow(c, call, op) {
+	caller := listens(call, errors.Is(err, ErrInterrupted))
+	e.report(err, caller.look)
+	if e.endNow(c, call, caller, op) {
 		_ = rt.WriteValue(c.stream, gate.InputReady(), 1)
 		_ = rt.WriteValue(c.stream, gate.OutputTaken(), 1)
 	}
@@ -308,9 +309,9 @@ func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering
 // waits for peers, as HCCL and CNCL. It reports whether none comes any more. Where the library is not through soon, nobody gets the buffers of the
 // operation, and the stream and the memory of the communicator, any more.
 // Requires: the thread of the call.
-func (e *Engine) endNow(c *communicator, call runner.Call, op coll.Op) bool {
+func (e *Engine) endNow(c *communicator, call runner.Call, caller *listener, op coll.Op) bool {
 	c.abort() // peers do not join its kernels; no further call of the library begins
-	if c.settles(call) {
+	if c.settles(caller) {
 		return true
 	}
 	c.kept.Store(true)

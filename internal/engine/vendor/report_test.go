@@ -87,6 +87,37 @@ func TestReportsWaitNoLonger(t *testing.T) {
 	})
 }
 
+// unsettled is a member of a library that may always queue one more command.
+type unsettled struct{ Member }
+
+func (unsettled) Settled() bool { return false }
+
+// A caller that has been interrupted in a report waits no longer for the library than if the signal had come then.
+func TestInterruptedCallers(t *testing.T) {
+	for _, c := range []struct{ fails, waits time.Duration }{
+		{0, interruptedBound},
+		{40 * time.Millisecond, interruptedBound},
+		{150 * time.Millisecond, 150 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e, _, _ := failedAt()
+			e.group.Fail = func(error) { time.Sleep(c.fails) }
+			var signal time.Time
+			caller := &listener{goOn: func() error {
+				require.Zero(t, signal, "looks after the signal")
+				if e.Reports() {
+					signal = time.Now()
+					return ErrInterrupted
+				}
+				return nil
+			}}
+			e.report(reported{errors.New("remote process exited")}, caller.look)
+			require.False(t, (&communicator{engine: e, joined: unsettled{}}).settles(caller))
+			require.WithinDuration(t, signal.Add(c.waits), time.Now(), 10*time.Millisecond)
+		})
+	}
+}
+
 // It waits no longer than until an operation is about to time out.
 func TestReportsComeBeforeTimeouts(t *testing.T) {
 	for _, over := range []bool{false, true} {
