@@ -11,6 +11,7 @@ import (
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
 )
 
 // namedLibrary is a vendor's library that no rank comes to use.
@@ -185,4 +186,21 @@ func TestDestroyWaitsForReports(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// Between hosts an error of the library waits until a death would be the cause, whose times others have.
+func TestReportsWaitForDeaths(t *testing.T) {
+	if d := noticedAfter(tcp.DefaultTiming); d != 2*time.Second {
+		t.Errorf("a death is noticed after %v; deathWait and docs/protocol.md count on 2 s", d)
+	}
+	waits := func(w *world, want time.Duration) {
+		w.each(func(g *Group) error {
+			if got := g.reportWait(); got != want {
+				return fmt.Errorf("an error waits for %v, expected %v", got, want)
+			}
+			return nil
+		})
+	}
+	waits(newHostsWorld(t, "01"), 2*time.Second+deathWait+reportSpare)
+	waits(newWorld(t, 2), 0)
 }

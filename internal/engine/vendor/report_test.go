@@ -19,13 +19,13 @@ type failing struct{ Member }
 
 func (failing) State() (bool, error) { return false, errors.New("remote process exited") }
 
-// failedAt returns an engine that waits for 2.7 s before it makes its group fail, and how that has failed and when.
+// failedAt returns an engine that waits for 2.9 s before it makes its group fail, and how that has failed and when.
 func failedAt() (e *Engine, failed <-chan error, after func() time.Duration) {
 	list, began := make(chan error, 1), time.Now()
 	var at time.Duration
 	group := alone
 	group.Run = new(runner.Group)
-	group.ReportWait = 2700 * time.Millisecond
+	group.ReportWait = 2900 * time.Millisecond
 	group.Fail = func(err error) {
 		at = time.Since(began)
 		list <- err
