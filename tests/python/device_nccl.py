@@ -309,8 +309,14 @@ def library_fails(rank: int, size: int, store: str, seconds: float) -> str:
     join_group(rank, size, store, seconds=seconds)
     x = torch.ones(4, device="cuda")
     dist.all_reduce(x)
-    torch.cuda.synchronize()
-    return raised(lambda: dist.all_reduce(x, async_op=True).wait())
+
+    def work() -> None:
+        torch.cuda.synchronize()
+        for _ in range(10000):
+            dist.all_reduce(x, async_op=True)
+            time.sleep(0.01)
+
+    return raised(work)
 
 
 def kernels_come_late(rank: int, size: int, store: str, soon: bool) -> str:

@@ -122,7 +122,9 @@ def test_an_error_before_a_timeout(cuda_bed: CudaBed, tmp_path: Path, seconds: f
     """It waits for the death of a rank of another host no longer than until the operation is about to time out."""
     plan, function, store = {0: "ncclAllReduce@2=#2"}, "device_nccl:library_fails", str(tmp_path / "store")
     children = [
-        cuda_bed.start(function, r, 2, store, seconds, EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS, **on_hosts((1, 1))[r])
+        cuda_bed.start(
+            function, r, 2, store, seconds, EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS, **on_hosts((1, 1))[r]
+        )
         for r in range(2)
     ]
     for child in children:
