@@ -330,6 +330,7 @@ func (a *arbiter) step() bool {
 	}
 	for _, f := range todo { // thousands where hosts do not reach each other any more
 		f()
+		a.keep(a.member.Sends())
 	}
 	a.act()
 	if a.member.Unsettled() || a.unsent() { // behind what has come: members that left may have sent it
@@ -362,13 +363,18 @@ func (a *arbiter) act() {
 	if next.Verdict != "" {
 		a.decide(next.Verdict)
 	}
-	for _, s := range next.Send {
+	a.keep(next.Send)
+	if next.Claim != "" {
+		a.claim(next.Claim)
+	}
+}
+
+// keep has frames sent, each once as long as it waits.
+func (a *arbiter) keep(list []verdict.Sent) {
+	for _, s := range list {
 		if !a.backlog[s.Over].add(s.Frame, a.mostWaiting()) {
 			a.links[s.Over].Break(fmt.Errorf("internal error: more frames of the verdict on group %x are to be sent than %d members have", a.number, len(a.lowest)))
 		}
-	}
-	if next.Claim != "" {
-		a.claim(next.Claim)
 	}
 }
 

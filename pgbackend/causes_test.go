@@ -216,7 +216,8 @@ func TestBacklogIsBounded(t *testing.T) {
 	}, nil, nil, nil)
 }
 
-// What has come at once is taken as a whole: many lost links cost as much as one, and frames go over the links that are left.
+// What has come at once is taken as a whole: many lost links cost as much as one, and frames go over the links that are left. Meanwhile no frame
+// is kept twice.
 func TestWhatComesAtOnceIsTakenAsAWhole(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
@@ -226,7 +227,7 @@ func TestWhatComesAtOnceIsTakenAsAWhole(t *testing.T) {
 			c.full[0][j] = true
 		}
 		c.mu.Unlock()
-		goOn, kinds := make(chan struct{}), make(chan []string, 1)
+		goOn, kinds, twice := make(chan struct{}), make(chan []string, 1), make(chan int, 1)
 		a := c.members[0]
 		a.push(func() { <-goOn })
 		c.lose(0, 4)
@@ -234,7 +235,9 @@ func TestWhatComesAtOnceIsTakenAsAWhole(t *testing.T) {
 		for i := uint64(1); i < 3; i++ {
 			require.NoError(t, a.take(int(i), &tcp.Header{Kind: tcp.Lost, Group: 77, From: uint32(2 * i), Number: 2 * i, Block: 8}, nil))
 		}
+		a.push(func() { twice <- len(a.member.Sends()) })
 		close(goOn)
+		require.Zero(t, <-twice, "frames outside of the backlogs")
 		synctest.Wait()
 		a.push(func() {
 			list := make([]string, len(a.backlog))

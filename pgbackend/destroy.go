@@ -17,7 +17,7 @@ var destroyTimeout = 2 * time.Second
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The
 // wait is bounded and ends when a peer has died; over several hosts it goes on as long as data come or go. While an operation
 // was called where it had to be and waits for the stream of a device, the bound is the timeout of operations, because nobody
-// may have waited for it on the host. Destroy does not wait until peers destroy the group too: sweep frees memory that they
+// may have waited for it on the host; so it is while an error of a vendor's library waits for a failure that explains it. Destroy does not wait until peers destroy the group too: sweep frees memory that they
 // may still touch when they have left or died. Destroy returns an error if the group is being destroyed already.
 //
 // For a group that met at a unique id the bound is always the timeout of operations: its callers destroy a group while operations
@@ -92,7 +92,7 @@ func (g *Group) settle(late time.Duration) string {
 			asked, pause = time.Now(), min(2*pause, settleSeldom)
 		}
 		behind := g.streamIsLate()
-		if (behind || g.birth != nil) && waits {
+		if (behind || g.birth != nil || g.reports()) && waits {
 			begin, askedAll = time.Now(), false
 		} else if time.Since(begin) >= limit {
 			if now := g.movedBetweenHosts(); now != moved { // a network may be slow
@@ -160,6 +160,16 @@ func (g *Group) streamIsLate() bool {
 		late = late || d.run.Reached(rank) < mine.Sequence
 	}
 	return called && late
+}
+
+// reports reports whether the engine of the device lane has an error that is about to make the group fail.
+func (g *Group) reports() bool {
+	d := g.device.Load()
+	if d == nil {
+		return false
+	}
+	e, has := d.engine.(interface{ Reports() bool })
+	return has && e.Reports()
 }
 
 // unreached returns the ranks of other hosts of which it is not known that their streams have reached the collective of the device lane that is

@@ -14,6 +14,7 @@ import (
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
 	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
 )
 
 // vendorEngine returns an engine that carries out collectives by a method, and leaves the others to staged. Where the ranks cannot
@@ -43,13 +44,21 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 }
 
 // reportWait returns how long an error of a vendor's library waits for a failure that explains it. In a group over several hosts, a death is noticed
-// after 2 s at the latest, and deathWait later it is the cause of this rank. On one host it is noticed at once, and the libraries do not notice it.
+// after noticedAfter at the latest, and deathWait later it is the cause of this rank. On one host it is noticed at once, and the libraries do not
+// notice it.
 func (g *Group) reportWait() time.Duration {
 	if g.apart() {
-		return 2*time.Second + deathWait
+		return noticedAfter(tcp.DefaultTiming) + deathWait + reportSpare
 	}
 	return 0
 }
+
+// reportSpare is for a process that is late: an error of the library that comes before the death that it tells of would name the wrong rank.
+const reportSpare = 200 * time.Millisecond
+
+// noticedAfter returns when a link whose other end is dead counts as lost at the latest: Beat and a look until a heartbeat, the wait and a look,
+// two of which are a Beat.
+func noticedAfter(t tcp.Timing) time.Duration { return 2*t.Beat + t.Unacked }
 
 // withoutEngine notes whether ranks have reasons to do without an engine, and returns the choice that holds now.
 func (g *Group) withoutEngine(engine string, reasons []string, usable bool) algo.EngineChoice {

@@ -11,6 +11,7 @@ import (
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/vendor"
 	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
 )
 
 // namedLibrary is a vendor's library that no rank comes to use.
@@ -139,4 +140,67 @@ func TestPanicOfARecovery(t *testing.T) {
 			expectAll(t, w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 10) }), coll.Internal, "internal error on rank", ": a fault for the test")
 		})
 	}
+}
+
+// reporting is an engine with an error that is about to make the group fail.
+type reporting struct {
+	engine.Engine
+	reports *atomic.Bool
+}
+
+func (r reporting) Reports() bool { return r.reports.Load() }
+
+// Who destroys a group waits for an error of the library that waits for a failure which explains it: operations end with that and not with
+// the end of the group.
+func TestDestroyWaitsForReports(t *testing.T) {
+	impatient(t, 50*time.Millisecond)
+	var reports atomic.Bool
+	testEngines(t, nil)
+	deviceEngines["nccl"] = registeredEngine{
+		absent: func(*Group) error { return nil },
+		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
+			others := g.stagedEngine(run)
+			return reporting{g.vendorEngine(vendor.Calls(namedLibrary{}), run, others, others), &reports}, nil
+		},
+	}
+	real := openAccess
+	t.Cleanup(func() { openAccess = real })
+	openAccess = func(runner.Call, coll.Op) (device.Access, error) { return nil, device.ErrCaptured }
+	w := newWorld(t, 2)
+	w.eachFailure(func(g *Group) *coll.Failure { return deviceSum(g, 10) }) // opens the lane
+	g := w.groups[0]
+	b := one(make([]byte, 40))
+	work, f := g.Issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Async: true}, b, b) // rank 1 does not call it
+	if f != nil {
+		t.Fatal(f)
+	}
+	reports.Store(true)
+	time.AfterFunc(8*destroyTimeout, func() {
+		defer reports.Store(false)
+		if err := g.Fail(&coll.Failure{Status: coll.System, Message: "remote process exited"}); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, f := range []*coll.Failure{g.Finish(), end(work)} {
+		if err := expect(f, coll.System, "remote process exited"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Between hosts an error of the library waits until a death would be the cause, whose times others have.
+func TestReportsWaitForDeaths(t *testing.T) {
+	if d := noticedAfter(tcp.DefaultTiming); d != 2*time.Second {
+		t.Errorf("a death is noticed after %v; deathWait and docs/protocol.md count on 2 s", d)
+	}
+	waits := func(w *world, want time.Duration) {
+		w.each(func(g *Group) error {
+			if got := g.reportWait(); got != want {
+				return fmt.Errorf("an error waits for %v, expected %v", got, want)
+			}
+			return nil
+		})
+	}
+	waits(newHostsWorld(t, "01"), 2*time.Second+deathWait+reportSpare)
+	waits(newWorld(t, 2), 0)
 }

@@ -85,6 +85,13 @@ func (m *Member) Next() Next {
 	return n
 }
 
+// Sends returns the frames that Next would return by now, so that they do not pile up where thousands of links are lost between two calls of it.
+func (m *Member) Sends() []Sent {
+	list := m.next.Send
+	m.next.Send = nil
+	return list
+}
+
 // Verdict returns the first cause, or "" if there is none yet.
 func (m *Member) Verdict() string { return m.verdict }
 
@@ -338,7 +345,7 @@ func (m *Member) settle() {
 			m.announce(m.self, j)
 		}
 	}
-	m.changed()
+	m.changed() // no link of a member that has left is a part of a path, so the paths are fresh yet
 }
 
 // changed goes on after a link was lost, or a member has left. What was on the way over it, from this member or from another one that passed it

@@ -304,6 +304,21 @@ def communicator_fails(rank: int, size: int, store: str) -> str:
     return raised(work)
 
 
+def library_fails(rank: int, size: int, store: str, seconds: float) -> str:
+    """A call of NCCL fails on rank 0, in a group with that timeout."""
+    join_group(rank, size, store, seconds=seconds)
+    x = torch.ones(4, device="cuda")
+    dist.all_reduce(x)
+
+    def work() -> None:
+        torch.cuda.synchronize()
+        for _ in range(10000):
+            dist.all_reduce(x, async_op=True)
+            time.sleep(0.01)
+
+    return raised(work)
+
+
 def kernels_come_late(rank: int, size: int, store: str, soon: bool) -> str:
     """A call of rank 0 returns an error, and a thread of the library queues its kernels when the communicator is
     aborted. What uses the tensor afterwards comes behind them. If they do not come soon, nobody gets its memory, also

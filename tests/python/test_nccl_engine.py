@@ -117,6 +117,20 @@ def test_an_asynchronous_error(cuda_bed: CudaBed, tmp_path: Path, hosts: tuple[i
         assert "remote process exited or there was a network error" in text
 
 
+@pytest.mark.parametrize("seconds", [2, 60])
+def test_an_error_before_a_timeout(cuda_bed: CudaBed, tmp_path: Path, seconds: float) -> None:
+    """It waits for the death of a rank of another host no longer than until the operation is about to time out."""
+    plan, function, store = {0: "ncclAllReduce@2=#2"}, "device_nccl:library_fails", str(tmp_path / "store")
+    children = [
+        cuda_bed.start(
+            function, r, 2, store, seconds, EMULATOR_FAULTS=plan.get(r, ""), **SETTINGS, **on_hosts((1, 1))[r]
+        )
+        for r in range(2)
+    ]
+    for child in children:
+        assert re.match("DistBackendError: .*rank 0.*ncclAllReduce: unhandled system error", child.result())
+
+
 @pytest.mark.parametrize("soon", [True, False])
 def test_kernels_that_come_behind_an_error(cuda_bed: CudaBed, tmp_path: Path, soon: bool) -> None:
     plan = {0: f"ncclGroupEnd@2=late#3@{100 if soon else 2500}"}

@@ -52,8 +52,9 @@ func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) er
 	if begun { // a launch of such a graph would leave peers waiting, and a library may queue the rest when the stream is captured no more
 		number, lost := member.Device().CaptureOf(stream)
 		if queued, broken := c.state(); number != 0 || lost != nil || !queued || broken != nil {
-			e.report(fmt.Errorf("%s on %v: the capture has a part of the operation only: %w", op.Name(), op.Device, err), waitFor(call, nil))
-			e.endNow(c, call, op)
+			// Not report: its wait handles signals, whose handlers may use the device, which a capture does not take.
+			e.group.Fail(fmt.Errorf("%s on %v: the capture has a part of the operation only: %w", op.Name(), op.Device, err))
+			e.endNow(c, call, listens(call, errors.Is(err, ErrInterrupted)), op)
 		}
 	}
 	if e.down.Load() || e.group.Failed() {

@@ -79,9 +79,12 @@ func (c *communicator) with(f func() error) error {
 
 // state calls State.
 func (c *communicator) state() (queued bool, err error) {
-	err = c.with(func() (err error) {
-		queued, err = c.joined.State()
-		return err
+	err = c.with(func() error {
+		var failed error
+		if queued, failed = c.joined.State(); failed != nil {
+			return reported{failed}
+		}
+		return nil
 	})
 	return queued, err
 }
@@ -113,7 +116,13 @@ func (c *communicator) do(rt device.Launcher, call runner.Call, op coll.Op, b Bu
 	if err != nil {
 		return err
 	}
-	if err := c.with(func() error { return c.joined.Do(op, b, stream) }); err != nil {
+	err = c.with(func() error {
+		if err := c.joined.Do(op, b, stream); err != nil {
+			return reported{err}
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	return c.poll(waitFor(call, c.engine.group.Run.Begin))
@@ -202,22 +211,20 @@ func (c *communicator) abortBy(how func() bool) {
 // A caller whose operation has failed waits for the library: shorter than a failure may take to be raised, and than a signal may, once there is one.
 const (
 	settleBound      = time.Second
-	interruptedBound = 100 * time.Millisecond
+	interruptedBound = 100 * time.Millisecond // since the signal, of which the group may have taken a part to go down
 )
 
 // settles waits until no command of the library comes any more, as far as that is soon, and handles signals meanwhile.
 // Requires: the end has begun; the thread of the call.
-func (c *communicator) settles(call runner.Call) bool {
-	goOn, interrupted, sleep := waitFor(call, nil), false, firstSleep
+func (c *communicator) settles(caller *listener) bool {
+	sleep := firstSleep
 	for end := time.Now().Add(settleBound); !c.joined.Settled(); sleep = min(2*sleep, 10*time.Millisecond) {
-		now := time.Now()
-		if !interrupted && goOn() != nil {
-			interrupted = true
-			if soon := now.Add(interruptedBound); soon.Before(end) {
+		if caller.look() != nil {
+			if soon := caller.interrupted.Add(interruptedBound); soon.Before(end) {
 				end = soon
 			}
 		}
-		if now.After(end) {
+		if time.Now().After(end) {
 			return false
 		}
 		time.Sleep(sleep)

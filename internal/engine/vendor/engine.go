@@ -77,6 +77,7 @@ type Engine struct {
 	issuing turn
 
 	captured atomic.Uint64 // operations
+	reports  atomic.Int64  // errors that wait until the group is down
 
 	mu     sync.Mutex // guards what follows; held for an instant
 	known  map[coll.Device]*communicator
@@ -246,6 +247,11 @@ func (e *Engine) issueHere(c *communicator, rt device.Launcher, order device.Ord
 		e.pool.giveGate(from, gate)
 		return err
 	}
+	timeout := op.Timeout
+	if timeout == 0 {
+		timeout = e.group.Timeout()
+	}
+	e.pool.limit(e.group.Run.Handle(), gate, time.Now().Add(timeout))
 	c.last.Store(&gate)
 	e.group.Run.Begin() // records the call before the streams of the ranks meet
 	if err = e.enqueue(c, rt, order, gate, call, op); err != nil {
@@ -290,37 +296,22 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 // kernels are ended, so the operation ends with the stream, behind the last command that the library may queue. The group is down before the
 // stream says that the operation is done.
 func (e *Engine) fail(c *communicator, rt device.Launcher, order device.Ordering, gate use, call runner.Call, op coll.Op, err error) {
-	e.report(err, waitFor(call, nil))
-	if e.endNow(c, call, op) {
+	caller := listens(call, errors.Is(err, ErrInterrupted))
+	e.report(err, caller.look)
+	if e.endNow(c, call, caller, op) {
 		_ = rt.WriteValue(c.stream, gate.InputReady(), 1)
 		_ = rt.WriteValue(c.stream, gate.OutputTaken(), 1)
 	}
 	_ = order.Join(c.stream)
 }
 
-// report makes the group fail by an error of the library, unless it goes down by another failure first, for which it waits. Between hosts the
-// library has connections of its own, so it may report the death of a process before this one has noticed it. Every rank would then raise an
-// error that names the rank with the report instead of the dead one. goOn is asked each signalsEvery, and its error ends the wait.
-func (e *Engine) report(err error, goOn func() error) {
-	if !errors.Is(err, ErrInterrupted) && !errors.Is(err, errEnding) {
-		for end := time.Now().Add(e.group.ReportWait); time.Now().Before(end) && goOn() == nil; {
-			select {
-			case <-e.gone:
-				end = time.Time{}
-			case <-time.After(signalsEvery):
-			}
-		}
-	}
-	e.group.Fail(err) // returns when the group is down, whatever its cause
-}
-
 // endNow ends a communicator whose library may be about to queue commands of an operation that has failed: in a thread, as NCCL, or in a call that
 // waits for peers, as HCCL and CNCL. It reports whether none comes any more. Where the library is not through soon, nobody gets the buffers of the
 // operation, and the stream and the memory of the communicator, any more.
 // Requires: the thread of the call.
-func (e *Engine) endNow(c *communicator, call runner.Call, op coll.Op) bool {
+func (e *Engine) endNow(c *communicator, call runner.Call, caller *listener, op coll.Op) bool {
 	c.abort() // peers do not join its kernels; no further call of the library begins
-	if c.settles(call) {
+	if c.settles(caller) {
 		return true
 	}
 	c.kept.Store(true)

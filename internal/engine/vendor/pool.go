@@ -41,6 +41,11 @@ type gates struct{ idle, busy []*gate }
 type gate struct {
 	*runner.GateWords
 	uses atomic.Uint64 // operations that have had it
+
+	// of is the lane of the operation that has it, by the handle of its runner, and timesOut when that may time out, 0 if it is not
+	// numbered. Guarded by Pool.mu.
+	of       uint64
+	timesOut time.Time
 }
 
 // use is the use of a gate by one operation.
@@ -100,6 +105,7 @@ func (p *Pool) idleGate(of source, more []*gate) (u use, ok bool) {
 		left := g.busy[:0]
 		for _, w := range g.busy {
 			if w.Moved(1, 1) && w.Opened() {
+				w.timesOut = time.Time{}
 				g.idle = append(g.idle, w)
 			} else {
 				left = append(left, w)
@@ -130,12 +136,34 @@ func (p *Pool) waits() bool {
 	return false
 }
 
+// limit notes when the operation of a lane that has a gate may time out.
+func (p *Pool) limit(of uint64, u use, at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u.of, u.timesOut = of, at
+}
+
+// firstTimeout returns when an operation of a lane may time out that is under way, at the earliest. It returns false if there is none.
+func (p *Pool) firstTimeout(of uint64) (first time.Time, has bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range p.gates {
+		for _, w := range g.busy {
+			if w.of == of && !w.timesOut.IsZero() && !w.Opened() && (!has || w.timesOut.Before(first)) {
+				first, has = w.timesOut, true
+			}
+		}
+	}
+	return first, has
+}
+
 // giveGate takes a gate back that no run and no device has.
 func (p *Pool) giveGate(of source, u use) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.gates[of]
 	g.busy = slices.DeleteFunc(g.busy, func(w *gate) bool { return w == u.gate })
+	u.timesOut = time.Time{}
 	g.idle = append(g.idle, u.gate)
 }
 

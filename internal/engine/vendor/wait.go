@@ -56,6 +56,33 @@ func waitFor(call runner.Call, begin func()) func() error {
 	}
 }
 
+// listener is a caller that handles signals while it waits, in one wait after another, until one has come.
+type listener struct {
+	goOn        func() error
+	interrupted time.Time // 0: not yet
+}
+
+// listens returns a listener for a call, which a signal may have interrupted already.
+func listens(call runner.Call, interrupted bool) *listener {
+	l := &listener{goOn: waitFor(call, nil)}
+	if interrupted {
+		l.interrupted = time.Now()
+	}
+	return l
+}
+
+// look handles signals. It returns an error once one has come.
+func (l *listener) look() error {
+	if !l.interrupted.IsZero() {
+		return ErrInterrupted
+	}
+	err := l.goOn()
+	if err != nil {
+		l.interrupted = time.Now()
+	}
+	return err
+}
+
 // turn is a lock whose holder may wait for peers, so that who waits for it goes on handling signals. It holds a value while it
 // is free.
 type turn chan struct{}
