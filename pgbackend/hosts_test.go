@@ -84,9 +84,8 @@ func TestGroupsShareLinks(t *testing.T) {
 // A process that ends its links when its last group has ended costs those that it was linked to no new links for the groups that they make later.
 // One that goes away before it has said goodbye does.
 func TestOrderlyEndWearsNoLinks(t *testing.T) {
-	real := networkRest
-	networkRest = time.Millisecond
-	defer func() { networkRest = real }()
+	real := networkRest.Swap(int64(time.Millisecond))
+	defer networkRest.Store(real)
 	lasting := newHostsWorld(t, "01")
 	own := lasting.groups[0].links.network
 	for range 2 {

@@ -26,7 +26,9 @@ import (
 
 // networkRest is how long a network without groups stays: for a next group, and for processes that are still to find out why they have none,
 // otherWay at most. Tests change it.
-var networkRest = 3 * time.Second
+var networkRest atomic.Int64
+
+func init() { networkRest.Store(int64(3 * time.Second)) }
 
 const (
 	linkData  = 1           // data connections of each link, the same in all processes
@@ -183,7 +185,7 @@ func (p *Process) leaveNetwork(n *network) {
 		return
 	}
 	n.unused++
-	time.AfterFunc(networkRest, func() {
+	time.AfterFunc(time.Duration(networkRest.Load()), func() {
 		defer recoverFrom("the end of links to other hosts")
 		p.networks.mu.Lock()
 		defer p.networks.mu.Unlock()

@@ -135,10 +135,9 @@ func TestWireGroupsThatAreMade(t *testing.T) {
 // wireSettings lets each rank have links of its own, which end with its groups, until the test ends. It returns what ranks set for encryption.
 func wireSettings(t *testing.T) []options {
 	t.Helper()
-	realName, realRest := networkName, networkRest
+	realName, realRest := networkName, networkRest.Swap(int64(time.Millisecond))
 	networkName = func(g *Group) string { return fmt.Sprint(g.name, " ", g.rank) }
-	networkRest = time.Millisecond
-	t.Cleanup(func() { networkName, networkRest = realName, realRest })
+	t.Cleanup(func() { networkName = realName; networkRest.Store(realRest) })
 	authority := newCertificates(t)
 	secure := make([]options, len(wireHosts))
 	for rank := range secure {
