@@ -43,7 +43,11 @@ func destroyWithLateStreams(t *testing.T, limit time.Duration, newWorld func() *
 				return f
 			}
 			inside.Wait()
-			timer := time.AfterFunc(max(400*time.Millisecond, 2*limit), func() { d.hold(false) })
+			held := 2 * limit
+			if ends { // nobody waits for that
+				held = 20 * limit
+			}
+			timer := time.AfterFunc(max(400*time.Millisecond, held), func() { d.hold(false) })
 			defer timer.Stop()
 			bound := g.timeout()
 			if ends {
