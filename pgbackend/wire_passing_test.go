@@ -31,10 +31,10 @@ func (s *passing) pass(b []byte) bool {
 	w := s.p.w
 	if s.said >= 0 {
 		w.mu.Lock()
-		if said := w.said[s.said]; len(said) < 151 {
-			said = append(said, b[:min(len(b), 151-len(said))]...)
-			if w.said[s.said] = said; len(said) == 151 && !w.tls {
-				s.p.index = int(said[151-handshake.TagBytes-2]) // behind it is the number of data connections
+		if said := w.said[s.said]; len(said) < dialerSays {
+			said = append(said, b[:min(len(b), dialerSays-len(said))]...)
+			if w.said[s.said] = said; len(said) == dialerSays && !w.tls {
+				s.p.index = int(said[dialerSays-handshake.TagBytes-introductionBytes+connectionAt])
 			}
 		}
 		w.mu.Unlock()

@@ -200,7 +200,7 @@ func (w *wire) accept(dialer int) {
 		for from := range 2 {
 			handshake := 85 // of who was dialed: nonce, proof and answer
 			if from == dialer {
-				handshake = 151 // hello, proof and introduction
+				handshake = dialerSays
 			}
 			w.running.Go(func() { p.run(from, handshake, from == dialer) })
 		}
@@ -245,6 +245,13 @@ func drop(c *net.TCPConn) error {
 	})
 	return errors.Join(err, failed)
 }
+
+// What a dialer says before frames: hello, proof, and the introduction, in which the number of the connection lies.
+const (
+	introductionBytes = 96
+	connectionAt      = 41
+	dialerSays        = 108 + introductionBytes
+)
 
 // run passes on what one end sends.
 func (p *pipe) run(from, handshake int, dialer bool) {

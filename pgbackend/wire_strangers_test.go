@@ -75,7 +75,7 @@ func (x *wireTrial) say(c net.Conn, from, to tcp.Identity, n int, seed uint64, e
 	copy(hello, "sagelnk1")
 	binary.LittleEndian.PutUint64(hello[handshake.MagicBytes+handshake.SpaceBytes:], seed)
 	deadline := time.Now().Add(handshake.Timeout)
-	protocol := handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: 96}
+	protocol := handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: introductionBytes}
 	switch x.fault {
 	case "garbage":
 		noise := make([]byte, 1+n*50)
@@ -106,7 +106,7 @@ func (x *wireTrial) say(c net.Conn, from, to tcp.Identity, n int, seed uint64, e
 		}
 		body := append(append([]byte{tcp.Version}, from[:]...), to[:]...)
 		body = append(binary.LittleEndian.AppendUint64(body, uint64(n)+1<<40), byte(n%2), linkData)
-		body = append(body, make([]byte, 53)...) // checksums always, of machine 0, between ends 0
+		body = append(body, make([]byte, introductionBytes-len(body))...) // checksums always, of machine 0, between ends 0
 		// The link is there, or was lost while a group needs it. Behind the end of the group it may be forgotten, and made anew.
 		if s.Send(body) == nil {
 			if answer, err := s.Receive(); early && (err != nil || !strings.Contains("cln", string(answer))) {
