@@ -17,8 +17,9 @@ var destroyTimeout = 2 * time.Second
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The
 // wait is bounded and ends when a peer has died; over several hosts it goes on as long as data come or go. While an operation
 // was called where it had to be and waits for the stream of a device, the bound is the timeout of operations, because nobody
-// may have waited for it on the host; so it is while an error of a vendor's library waits for a failure that explains it. Destroy does not wait until peers destroy the group too: sweep frees memory that they
-// may still touch when they have left or died. Destroy returns an error if the group is being destroyed already.
+// may have waited for it on the host; so it is while an error of a vendor's library waits for a failure that explains it. Destroy does
+// not wait until peers destroy the group too: sweep frees memory that they may still touch when they have left or died. Destroy returns
+// an error if the group is being destroyed already.
 //
 // For a group that met at a unique id the bound is always the timeout of operations: its callers destroy a group while operations
 // that they have issued wait for peers, as NCCL permits.

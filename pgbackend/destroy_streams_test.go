@@ -34,10 +34,7 @@ func destroyWithLateStreams(t *testing.T, limit time.Duration, newWorld func() *
 		inside.Add(2)
 		w.each(func(g *Group) error {
 			d := devices[g.rank]
-			b := d.buffer(4000)
-			d.hold(g.rank == 0)
-			d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
-			late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
+			late, b, f := lateSum(g, d)
 			inside.Done()
 			if f != nil {
 				return f
@@ -96,8 +93,10 @@ func TestDestroyWaitsForLateStreamsOfP2P(t *testing.T) {
 		if f != nil {
 			return f
 		}
-		for !g.streamIsLate() { // the recv is matched when the announcement of the send has come
-			time.Sleep(time.Millisecond)
+		for until := time.Now().Add(opTimeout); !g.streamIsLate(); time.Sleep(time.Millisecond) { // the recv is matched when the announcement of the send has come
+			if time.Now().After(until) {
+				return fmt.Errorf("the stream of rank %d is never late", g.rank)
+			}
 		}
 		timer := time.AfterFunc(8*destroyTimeout, func() { devices[1].hold(false) })
 		defer timer.Stop()

@@ -147,6 +147,15 @@ func stagedAsOnHost(g *Group, d *fakeDevice, seed uint64) error {
 	return nil
 }
 
+// lateSum issues a sum over two ranks, of which rank 0 holds its stream.
+func lateSum(g *Group, d *fakeDevice) (late deviceWork, b []byte, f *coll.Failure) {
+	b = d.buffer(4000)
+	d.hold(g.rank == 0)
+	d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
+	late, f = issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
+	return late, b, f
+}
+
 // A stream that is late holds up neither operations on the host nor those of another group, and keeps its result.
 func TestLateStream(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
@@ -155,10 +164,7 @@ func TestLateStream(t *testing.T) {
 		w, other := newWorld(t, 2), newWorld(t, 2)
 		w.each(func(g *Group) error {
 			d := devices[g.rank]
-			b := d.buffer(4000)
-			d.hold(g.rank == 0)
-			d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
-			late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
+			late, b, f := lateSum(g, d)
 			if f != nil {
 				return f
 			}

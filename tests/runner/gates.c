@@ -226,6 +226,17 @@ static sagecomm_op external(const rank *r, trip *t, int kind) {
   return op;
 }
 
+/* Issues EXTERNAL external runs, whose gates get words of zero. */
+static void issue_external(rank *r, trip *t, scr_gate_words *words, sagecomm_work *work) {
+  sagecomm_error err;
+  memset(words, 0, EXTERNAL * sizeof *words);
+  for (int i = 0; i < EXTERNAL; i++) {
+    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+    next_gate[r->rank].words = &words[i];
+    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
+  }
+}
+
 /* External runs complete in the order in which their streams do, and wait for no peer. More of them than there are slots lie
  * between two runs with a program. */
 static void external_runs(rank *r, void *arg) {
@@ -234,13 +245,8 @@ static void external_runs(rank *r, void *arg) {
   scr_gate_words *words = aligned_alloc(SCR_LINE, EXTERNAL * sizeof *words);
   sagecomm_work work[EXTERNAL];
   sagecomm_error err;
-  memset(words, 0, EXTERNAL * sizeof *words);
   chunk_of(r, 64);
-  for (int i = 0; i < EXTERNAL; i++) {
-    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
-    next_gate[r->rank].words = &words[i];
-    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
-  }
+  issue_external(r, t, words, work);
   for (int i = EXTERNAL; i-- > 0;) { /* the last one first */
     CHECK(scr_wait(work[i], 0, &err) == SAGECOMM_PENDING);
     atomic_store_explicit(&words[i].input_ready, 1, memory_order_release);
@@ -348,12 +354,7 @@ static void external_compared(rank *r, void *arg) {
   scr_gate_words *words = aligned_alloc(SCR_LINE, EXTERNAL * sizeof *words);
   sagecomm_work work[EXTERNAL];
   sagecomm_error err;
-  memset(words, 0, EXTERNAL * sizeof *words);
-  for (int i = 0; i < EXTERNAL; i++) {
-    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
-    next_gate[r->rank].words = &words[i];
-    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
-  }
+  issue_external(r, t, words, work);
   undriven(r, compare_runs);
   undriven(r, check_runs);
   for (int i = 0; i < EXTERNAL; i++) {
