@@ -3,10 +3,8 @@ package modelcheck
 import "fmt"
 
 // Links between two processes, the writer and the reader. The writer's ranks send messages through channels and leave. Frames of a
-// connection stay in order; a connection may be lost at any moment with what is on the way; each side notices that by itself.
-//
-// The reader's process has a thread that waits for messages, and a goroutine for the data connection. Who of the two reads the connection
-// follows from a count of threads, and from a word that the goroutine sleeps on while a thread reads.
+// connection stay in order; a connection may be lost at any moment with what is on the way; each side notices that by itself. Which thread reads a
+// connection is the subject of calm.go.
 
 // Protections of links.
 const (
@@ -22,14 +20,10 @@ const (
 	LossNotFailure                                                // a lost link wakes nobody
 	LeavesUnsent                                                  // a driver leaves without pumping what it has published
 	NoLookAfterUnlock                                             // who has pumped does not look again after it has released the lock
-	CountBeforeWord                                               // the goroutine looks at the count, then reads the word
-	WordBeforeCount                                               // the thread changes the word, then subtracts itself
-	WordNotChanged                                                // the thread does not change the word
-	PumpWakesNobody                                               // the pump does not wake the rank for which it stores a flag
 	EndOfOneEndsLink                                              // the end of one connection closes the others unread
 	ExitWithoutDrain                                              // a process that exits closes connections with frames unread
 	ExitWithoutFlush                                              // a process exits when its ranks have left, whatever its pump has sent
-	BlockingSend                                                  // a thread that reads a link sends to a full connection without reading
+	BlockingSend                                                  // who reads a connection waits in a send
 	lastLinkSwitch
 )
 
@@ -46,14 +40,10 @@ var linkMutations = []HostMutation{
 	{LossNotFailure, "a lost link wakes nobody", "a process dies", Deadlock},
 	{LeavesUnsent, "a driver leaves without pumping", "messages, window 2", Deadlock},
 	{NoLookAfterUnlock, "no look after the lock of a connection is released", "2 x 2: two threads send on one connection", Deadlock},
-	{CountBeforeWord, "the goroutine looks at the count before it reads the word", "a thread reads for a while", Deadlock},
-	{WordBeforeCount, "a thread changes the word before it subtracts itself", "a thread reads for a while", Deadlock},
-	{WordNotChanged, "a thread that stops reading does not change the word", "a thread reads for a while", Deadlock},
-	{PumpWakesNobody, "the pump wakes nobody", "a thread reads for a while", Deadlock},
 	{EndOfOneEndsLink, "the end of one connection closes the others", "a rank exits after its goodbye", BadOutcome},
 	{ExitWithoutDrain, "a process exits with frames unread", "a rank exits after its goodbye", BadOutcome},
 	{ExitWithoutFlush, "a process exits before its pump has sent the goodbye", "a rank exits after its goodbye", BadOutcome},
-	{BlockingSend, "a thread that reads a link blocks in a send", "two threads read and send", Deadlock},
+	{BlockingSend, "who reads a connection waits in a send", answersScenario, Deadlock},
 }
 
 // Connections, by index.
@@ -90,22 +80,6 @@ type receiver struct {
 	ended  uint8
 }
 
-// The reader's thread.
-const (
-	threadIdle      uint8 = iota
-	threadReads           // it is in the count
-	threadSubtracts       // one of two stores is done
-	threadSleeps
-)
-
-// The reader's goroutine.
-const (
-	inNetpoll   uint8 = iota
-	goroutineUp       // it was woken
-	halfway           // it has done the first of its two loads
-	parked
-)
-
 type linkState struct {
 	out      [2]sender
 	in       [2]receiver
@@ -121,15 +95,8 @@ type linkState struct {
 	lostAt   [2]bool
 	dead     bool
 
-	lock     uint8 // of the direction of a connection: 1 + its holder
-	holds    [2]uint8
-	edge     bool // the data connection has become readable since netpoll returned last
-	thread   uint8
-	rests    uint8 // how often the thread may still leave
-	count    uint8
-	goro     uint8
-	word     bool // has changed since the goroutine read it
-	sawCount bool
+	lock  uint8 // of the direction of a connection: 1 + its holder
+	holds [2]uint8
 }
 
 // linkCase is a scenario.
@@ -139,7 +106,6 @@ type linkCase struct {
 	needs            uint8 // messages for which the reader waits; 0: messages
 	goodbye, exits   bool
 	losses, deaths   bool
-	reader           bool // the thread and the goroutine are looked at; else frames are taken by nobody in particular
 	crossed          bool // the reader of channel 0 reads only after that of channel 1
 	locked           bool // the two channels' threads pump under the lock
 }
@@ -158,14 +124,12 @@ var linkCases = []struct {
 	{"2 x 2: two channels on one connection", linkCase{messages: 2, window: 1, channels: 2, crossed: true}},
 	{"2 x 2: two threads send on one connection", linkCase{messages: 1, window: 1, channels: 2, locked: true}},
 	{"2 x 2: goodbyes, and a process dies", linkCase{messages: 2, window: 1, channels: 2, goodbye: true, deaths: true}},
-	{"a thread reads for a while", linkCase{messages: 2, window: 2, channels: 1, reader: true}},
-	{"a thread reads for a while, and a process dies", linkCase{messages: 2, window: 2, channels: 1, reader: true, deaths: true}},
 }
 
 var linkScenarios = func() (list []HostScenario) {
 	for _, v := range linkCases {
 		list = append(list, HostScenario{Name: v.name, explore: func(off HostSwitch) Result {
-			start := linkState{rests: 2}
+			start := linkState{}
 			if v.c.losses || v.c.deaths {
 				start.lossLeft = 1
 			}
@@ -190,9 +154,6 @@ func (s *linkState) push(on int, f linkFrame) {
 	}
 	s.q[on][s.n[on]] = f
 	s.n[on]++
-	if on == dataConnection {
-		s.edge = true
-	}
 }
 
 func (s *linkState) pop(on int) linkFrame {
@@ -233,9 +194,6 @@ func (c *linkCase) deliver(s *linkState, on int, off HostSwitch) *violation {
 	if off == RoomTooEarly {
 		s.out[f.channel].room = max(s.out[f.channel].room, r.filled)
 	}
-	if s.thread == threadSleeps && off != PumpWakesNobody {
-		s.thread = threadIdle
-	}
 	return nil
 }
 
@@ -249,7 +207,7 @@ func (c *linkCase) steps(s linkState, off HostSwitch) (list []hostStep[linkState
 	c.writerSteps(s, off, step)
 	c.lossSteps(s, off, step)
 	for on := range connections {
-		if s.n[on] == 0 || s.lostAt[1] || c.reader && on == dataConnection {
+		if s.n[on] == 0 || s.lostAt[1] {
 			continue
 		}
 		if f := s.q[on][0]; off == PumpBlocks && f.kind == messageFrame && f.number > s.in[f.channel].taken+c.window {
@@ -259,9 +217,6 @@ func (c *linkCase) steps(s linkState, off HostSwitch) (list []hostStep[linkState
 	}
 	for i := range c.channels {
 		c.readerSteps(s, i, off, step)
-	}
-	if c.reader {
-		c.threadSteps(s, off, step)
 	}
 	return list
 }
@@ -413,7 +368,6 @@ func (c *linkCase) lossSteps(s linkState, off HostSwitch, step hostStepper) {
 		step("the reader notices the loss", func(n *linkState) *violation {
 			n.lostAt[1] = true
 			n.q, n.n = [connections]([maxFrames]linkFrame){}, [connections]uint8{}
-			n.thread, n.goro = threadIdle, inNetpoll
 			return nil
 		})
 	}
@@ -429,7 +383,7 @@ func (c *linkCase) readerSteps(s linkState, i int, off HostSwitch, step hostStep
 			return nil
 		})
 	}
-	if r.ended != 0 || c.reader && s.thread != threadIdle {
+	if r.ended != 0 {
 		return
 	}
 	if c.crossed && i == 0 && s.in[1].ended == 0 {
@@ -450,87 +404,6 @@ func (c *linkCase) readerSteps(s linkState, i int, off HostSwitch, step hostStep
 	}
 	if off == NoLookAfterGoodbye && r.taken < r.filled && s.left {
 		step(fmt.Sprintf("the rank of channel %d fails", i), func(n *linkState) *violation { n.in[i].ended = uint8(failed); return nil })
-	}
-}
-
-// threadSteps are those of the thread and of the goroutine that read the data connection.
-func (c *linkCase) threadSteps(s linkState, off HostSwitch, step hostStepper) {
-	if s.lostAt[1] {
-		return
-	}
-	r := &s.in[0]
-	waits := r.ended == 0 && r.taken == r.filled
-	readable := s.n[dataConnection] > 0
-	switch {
-	case s.thread == threadIdle && waits && s.rests > 0:
-		step("the thread counts itself in", func(n *linkState) *violation { n.count++; n.thread = threadReads; return nil })
-	case s.thread == threadReads && readable:
-		step("the thread reads a frame", func(n *linkState) *violation { return c.deliver(n, dataConnection, off) })
-	case s.thread == threadIdle && waits:
-		step("the thread sleeps", func(n *linkState) *violation { n.thread = threadSleeps; return nil })
-	}
-	if s.thread == threadReads && (r.filled > r.taken || waits) { // it has what it wants, or its slice ends
-		step("the thread begins to leave", func(n *linkState) *violation {
-			n.thread = threadSubtracts
-			n.rests--
-			if off == WordBeforeCount {
-				n.word = true
-				return nil
-			}
-			n.count--
-			return nil
-		})
-	}
-	if s.thread == threadSubtracts {
-		step("the thread has left", func(n *linkState) *violation {
-			n.thread = threadIdle
-			if off == WordBeforeCount {
-				n.count--
-				return nil
-			}
-			if off != WordNotChanged {
-				n.word = true
-			}
-			return nil
-		})
-	}
-	switch s.goro {
-	case inNetpoll:
-		if s.edge {
-			step("netpoll wakes the goroutine", func(n *linkState) *violation { n.goro, n.edge = goroutineUp, false; return nil })
-		}
-	case goroutineUp:
-		step("the goroutine does its first load", func(n *linkState) *violation {
-			n.goro = halfway
-			n.sawCount = n.count > 0
-			if off != CountBeforeWord {
-				n.word = false
-			}
-			return nil
-		})
-	case halfway:
-		step("the goroutine does its second load", func(n *linkState) *violation {
-			if off == CountBeforeWord {
-				n.word = false
-			} else {
-				n.sawCount = n.count > 0
-			}
-			n.goro = parked
-			if !n.sawCount {
-				n.goro = inNetpoll
-				for n.n[dataConnection] > 0 {
-					if v := c.deliver(n, dataConnection, off); v != nil {
-						return v
-					}
-				}
-			}
-			n.sawCount = false
-			return nil
-		})
-	case parked:
-		if s.word {
-			step("the goroutine is woken by the word", func(n *linkState) *violation { n.goro = goroutineUp; return nil })
-		}
 	}
 }
 
