@@ -89,7 +89,8 @@ func TestControlTimeoutOverHosts(t *testing.T) {
 		"two are silent":   {false, []int{1, 2}, nil, -1, []string{"not arrived: rank 1 (", ") does not answer, ", "; rank 2 ("}},
 	} {
 		try := func(t *testing.T) (late bool) {
-			w := newHostsWorld(t, "012")
+			between := map[int]*wire{1: newWire(t, 0, 1, false), 2: newWire(t, 0, 2, false)}
+			w := newHostsWorld(t, "012", between[1], between[2])
 			g := w.groups[0]
 			var works []runner.Work
 			if c.waits {
@@ -105,7 +106,7 @@ func TestControlTimeoutOverHosts(t *testing.T) {
 				require.Eventually(t, func() bool { return topicEngine.entry(g, rank).posted.Load() == 1 }, opTimeout, time.Millisecond)
 			}
 			for _, rank := range c.silent {
-				w.groups[rank].links.pairs[0].Link.Attend()
+				between[rank].stop(0)
 			}
 			_, f := g.exchange(topicEngine, "test", nil, short)
 			for _, rank := range []int{1, 2} {
@@ -116,7 +117,7 @@ func TestControlTimeoutOverHosts(t *testing.T) {
 				require.Equal(t, c.culprit, f.Rank)
 			}
 			for _, rank := range c.silent {
-				w.groups[rank].links.pairs[0].Link.Leave()
+				between[rank].goOn()
 			}
 			ended.Wait()
 			for _, work := range works {

@@ -235,7 +235,8 @@ func setCompareEvery(t *testing.T, d time.Duration) {
 
 // A rank that does not answer is the end of the search, whomever it waited for when it last answered, and only until it answers again.
 func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
-	w := newHostsWorld(t, "012")
+	between := newWire(t, 0, 1, false)
+	w := newHostsWorld(t, "012", between)
 	g := w.groups[0]
 	d := diagnosis{g, g.run}
 	work, f := sumAsync(w.groups[1], 1000)
@@ -243,8 +244,7 @@ func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
 	awaited, _ := d.awaitedBy(1, time.Now().Add(opTimeout))
 	require.GreaterOrEqual(t, awaited, 0)
 
-	l := w.groups[1].links.pairs[0].Link
-	l.Attend() // what comes stays in the kernel, as where the process is stopped
+	between.stop(0)
 	var e evidence
 	require.Eventually(t, func() bool { // an answer that was on the way may count for the first question, and a busy machine answers late
 		until := time.Now().Add(opTimeout)
@@ -262,7 +262,7 @@ func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
 	require.Equal(t, 2, timeout(1).Rank)
 	require.NoError(t, expect(timeout(0), coll.Timeout, "all ranks have arrived, but rank 2", "does not go on"))
 
-	l.Leave()
+	between.goOn()
 	require.Eventually(t, func() bool { return !g.isSilent(1) }, opTimeout, time.Millisecond)
 	works := []runner.Work{work}
 	for _, rank := range []int{0, 2} {
@@ -276,9 +276,10 @@ func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
 // However long ranks do not answer, questions end when the diagnosis is to end.
 func TestQuestionsEndWithTheDiagnosis(t *testing.T) {
 	patient(t, 2*hangAfter)
-	w := newHostsWorld(t, "012")
-	for _, rank := range []int{1, 2} {
-		w.groups[rank].links.pairs[0].Link.Attend()
+	between := []*wire{newWire(t, 0, 1, false), newWire(t, 0, 2, false)}
+	w := newHostsWorld(t, "012", between...)
+	for _, x := range between {
+		x.stop(0)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -290,8 +291,8 @@ func TestQuestionsEndWithTheDiagnosis(t *testing.T) {
 	case <-time.After(hangAfter):
 		t.Fatal("it waits for answers")
 	}
-	for _, rank := range []int{1, 2} {
-		w.groups[rank].links.pairs[0].Link.Leave()
+	for _, x := range between {
+		x.goOn()
 	}
 }
 
@@ -303,7 +304,8 @@ func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
 			if !silent {
 				patient(t, hangAfter)
 			}
-			w := newHostsWorld(t, "012")
+			between := newWire(t, 0, 2, false)
+			w := newHostsWorld(t, "012", between)
 			g := w.groups[0]
 			op := coll.Op{Kind: coll.Reduce, Type: coll.Int32, Timeout: short}
 			b := one(make([]byte, 4))
@@ -315,9 +317,8 @@ func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
 			d := diagnosis{g, g.run}
 			require.Contains(t, d.lastCall(1, d.begun(1), false), "last called collective #1")
 			if silent {
-				l := w.groups[2].links.pairs[0].Link
-				l.Attend()
-				defer l.Leave()
+				between.stop(0)
+				defer between.goOn()
 			}
 			_, f = g.Issue(op, b, b)
 			require.NoError(t, expect(f, coll.Timeout, "not arrived: rank 2 ("))
@@ -335,15 +336,15 @@ func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
 func TestSearchThatEndsBeforeAnAnswer(t *testing.T) {
 	setCompareEvery(t, time.Hour)
 	patient(t, hangAfter) // nobody is silent
-	w := newHostsWorld(t, "01")
+	between := newWire(t, 0, 1, false)
+	w := newHostsWorld(t, "01", between)
 	g := w.groups[0]
 	d := diagnosis{g, g.run}
-	l := w.groups[1].links.pairs[0].Link
-	l.Attend()
+	between.stop(0)
 	awaited, silent := d.awaitedBy(1, time.Now().Add(10*time.Millisecond))
 	require.Equal(t, unknown, awaited)
 	require.False(t, silent)
-	l.Leave()
+	between.goOn()
 	require.Eventually(t, func() bool { return g.remotes[1].states.Load() == 1 }, opTimeout, time.Millisecond)
 	awaited, _ = d.awaitedBy(1, time.Now())
 	require.Equal(t, unknown, awaited, "it has answered before, and was not asked")

@@ -75,17 +75,24 @@ type world struct {
 type options map[string]string
 
 // tryWorld creates a group and returns the error of each rank.
-func tryWorld(t *testing.T, n int, timeout time.Duration, of func(rank int) options) (*world, []error) {
+func tryWorld(t *testing.T, n int, timeout time.Duration, of func(rank int) options, wires ...*wire) (*world, []error) {
 	t.Helper()
 	w := &world{t, make([]*Group, n)}
 	errs := make([]error, n)
 	store := bootstrap.NewMemStore()
+	for _, x := range wires {
+		t.Cleanup(x.close)
+	}
 	ranksOf(t, n, func(rank int) error {
 		var o options
 		if of != nil {
 			o = of(rank)
 		}
-		w.groups[rank], errs[rank] = Get().Create(Config{Rank: rank, Size: n, Name: t.Name(), Timeout: timeout, Store: store, Lasting: store, Options: o})
+		config := Config{Rank: rank, Size: n, Name: t.Name(), Timeout: timeout, Store: store, Lasting: store, Options: o}
+		if len(wires) > 0 {
+			config.Store = wiredStore{store, wires, rank}
+		}
+		w.groups[rank], errs[rank] = Get().Create(config)
 		return nil
 	})
 	t.Cleanup(w.destroy)

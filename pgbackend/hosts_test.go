@@ -36,17 +36,24 @@ func onHosts(hosts string) func(rank int) options {
 	return func(rank int) options { return options{"hostid": "host " + hosts[rank:rank+1], "checksums": "always"} }
 }
 
-// newHostsWorld makes a group over several hosts.
-func newHostsWorld(t *testing.T, hosts string) *world {
+// newHostsWorld makes a group over several hosts. Where wires stand between some of its ranks, it has links of its own.
+func newHostsWorld(t *testing.T, hosts string, wires ...*wire) *world {
 	t.Helper()
 	eachAProcess(t)
-	w, errs := tryWorld(t, len(hosts), opTimeout, onHosts(hosts))
+	if len(wires) > 0 {
+		real, number := networkName, wiredWorlds.Add(1)
+		networkName = func(g *Group) string { return fmt.Sprint(real(g), " wired ", number) }
+	}
+	w, errs := tryWorld(t, len(hosts), opTimeout, onHosts(hosts), wires...)
 	for rank, err := range errs {
 		require.NoError(t, err, rank)
 	}
 	require.True(t, w.groups[0].shape().Apart)
 	return w
 }
+
+// wiredWorlds counts those whose links go through wires.
+var wiredWorlds atomic.Int64
 
 var manyHosts = []string{"01", "0011", "0123", "001", "0101", "011"}
 

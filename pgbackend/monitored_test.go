@@ -89,7 +89,8 @@ func TestMonitoredBarrierOverHosts(t *testing.T) {
 }
 
 func monitoredBarrierOverHosts(t *testing.T) (late bool) {
-	w := newHostsWorld(t, "0123")
+	between := newWire(t, 0, 3, false)
+	w := newHostsWorld(t, "0123", between)
 	g := w.groups[0]
 	arrived, f := w.groups[2].Issue(coll.Op{Kind: coll.Barrier, Async: true}, nil, nil)
 	require.Nil(t, f)
@@ -117,9 +118,8 @@ func monitoredBarrierOverHosts(t *testing.T) (late bool) {
 	require.Greater(t, states(), before)
 
 	// Of those that do not answer it is not known who has arrived since, but for the culprit.
-	l := w.groups[3].links.pairs[0].Link
-	l.Attend()
-	defer l.Leave()
+	between.stop(0)
+	defer between.goOn()
 	require.Equal(t, 1, f.Rank)
 	require.NoError(t, expect(g.MonitoredCause(short, true), coll.Timeout, "Rank 1 failed to pass monitoredBarrier in 150 ms; sagecomm: group "))
 	require.NotNil(t, finish(arrived))
@@ -130,14 +130,14 @@ func monitoredBarrierOverHosts(t *testing.T) (late bool) {
 // but where the failure names it.
 func TestMonitoredBarrierWaitsForNobodyForLong(t *testing.T) {
 	patient(t, 2*hangAfter)
-	w := newHostsWorld(t, "01")
-	l := w.groups[1].links.pairs[0].Link
-	l.Attend()
+	between := newWire(t, 0, 1, false)
+	w := newHostsWorld(t, "01", between)
+	between.stop(0)
 	w.each(func(g *Group) error {
 		if g.rank == 0 {
 			require.Empty(t, g.missingFrom(1))
 		}
 		return nil
 	})
-	l.Leave()
+	between.goOn()
 }

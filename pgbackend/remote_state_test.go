@@ -53,7 +53,7 @@ func TestNeighborsFindWhatDiffers(t *testing.T) {
 
 // libraryWorld is externalWorld over hosts, with an engine that counts as a vendor's library. Ranks ask each other nothing by
 // themselves but the calls of the library.
-func libraryWorld(t *testing.T, hosts string) (*world, func(g *Group) *externalEngine) {
+func libraryWorld(t *testing.T, hosts string, wires ...*wire) (*world, func(g *Group) *externalEngine) {
 	t.Helper()
 	setCompareEvery(t, time.Hour)
 	staged := deviceEngines[stagedEngine]
@@ -61,7 +61,7 @@ func libraryWorld(t *testing.T, hosts string) (*world, func(g *Group) *externalE
 	deviceEngines[stagedEngine] = registeredEngine{library: true, absent: staged.absent, open: func(_ *Group, run *runner.Group) (engine.Engine, error) {
 		return newExternalEngine(run)
 	}}
-	return newHostsWorld(t, hosts), func(g *Group) *externalEngine { return g.device.Load().engine.(*externalEngine) }
+	return newHostsWorld(t, hosts, wires...), func(g *Group) *externalEngine { return g.device.Load().engine.(*externalEngine) }
 }
 
 // Calls that differ and that a library carries out all the same are found although operations go on, and although nothing goes on for long: the
@@ -92,7 +92,8 @@ func TestCallsOfALibraryThatDiffer(t *testing.T) {
 
 // A neighbor that has not answered is asked again.
 func TestNeighborThatDoesNotAnswer(t *testing.T) {
-	w, of := libraryWorld(t, "01")
+	between := newWire(t, 0, 1, false)
+	w, of := libraryWorld(t, "01", between)
 	w.each(func(g *Group) error {
 		work, f := deviceSumAsync(g, 16)
 		if f != nil {
@@ -101,24 +102,23 @@ func TestNeighborThatDoesNotAnswer(t *testing.T) {
 		of(g).carryOut(0)
 		return asError(end(work))
 	})
-	l := w.groups[1].links.pairs[0].Link
-	l.Attend()
+	between.stop(0)
 	require.Eventually(t, func() bool { return !w.groups[0].compareStreams() }, opTimeout, time.Millisecond) // an answer may have been on the way
-	l.Leave()
+	between.goOn()
 	require.Eventually(t, w.groups[0].compareStreams, opTimeout, time.Millisecond)
 }
 
 // The answer to a question that was asked before may be older than what the rank has called since, so it is asked once more.
 func TestQuestionThatWasAskedBefore(t *testing.T) {
 	setCompareEvery(t, time.Hour)
-	w := newHostsWorld(t, "01")
+	between := newWire(t, 0, 1, false)
+	w := newHostsWorld(t, "01", between)
 	g := w.groups[0]
 	before := g.remotes[1].states.Load()
-	l := w.groups[1].links.pairs[0].Link
-	l.Attend()
+	between.stop(0)
 	g.question(1)
 	open := g.question(1)
-	l.Leave()
+	between.goOn()
 	require.Empty(t, g.collect(open, opTimeout))
 	require.Equal(t, before+2, g.remotes[1].states.Load())
 	require.Empty(t, g.collect(g.question(1), opTimeout))

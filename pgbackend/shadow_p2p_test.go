@@ -17,9 +17,9 @@ import (
 )
 
 // apart returns a group of ranks on two hosts.
-func apart(t *testing.T, size int) (*hosts, *world) {
+func apart(t *testing.T, size int, wires ...*wire) (*hosts, *world) {
 	t.Helper()
-	h := newHosts(t, size, twoHosts(size))
+	h := newHosts(t, size, twoHosts(size), wires...)
 	return h, worldBy(t, size, coll.AllReduce, sendrecv.Algorithms(coll.AllReduce)[0], 0, nil)
 }
 
@@ -167,10 +167,29 @@ var phases = []struct {
 	{"a recv half of which has come", coll.Recv, 32 << 20, true, true, false},
 }
 
-// begin posts the operations of a phase and returns them when the phase is reached, that of rank 1 first.
-func (h *hosts) begin(t *testing.T, w *world, phase int) (works []runner.Work) {
+// begin makes a group of two ranks, posts the operations of a phase and returns them when the phase is reached, that of rank 1 first. Where half of an
+// operation has come, nothing more comes until unblock. block would not do there: where an operation fails, it waits for who handles what has come.
+func begin(t *testing.T, phase int) (h *hosts, w *world, works []runner.Work) {
 	t.Helper()
 	p := phases[phase]
+	from := 0 // whose bytes are many
+	if p.kind == coll.Send {
+		from = 1
+	}
+	var between []*wire
+	if p.half {
+		x := newWire(t, 0, 1, false)
+		x.arm(wireFault{action: "stop", from: from, index: -1, part: "byte", skip: p.n / 8})
+		between = append(between, x)
+	}
+	h, w = apart(t, 2, between...)
+	unblock := h.unblock
+	h.unblock = func() {
+		unblock()
+		for _, x := range between {
+			x.goOn()
+		}
+	}
 	post := func(rank int, kind coll.Kind) runner.Work {
 		issue := recvFrom
 		if kind == coll.Send {
@@ -186,37 +205,18 @@ func (h *hosts) begin(t *testing.T, w *world, phase int) (works []runner.Work) {
 		works = append(works, post(0, other))
 	}
 	if p.half {
-		from := 1
-		if other == coll.Send {
-			from = 0
-		}
 		peer := h.pair(from, 1-from).Peer()
 		told := runner.WordsOf(unsafe.Add(peer.Arena, peer.Shared[runner.HostLane]), 2).Read(from)
 		require.Eventually(t, func() bool { return told.Load() > 1<<20 }, opTimeout, time.Millisecond)
-		h.stopReading(1-from, from) // nothing more comes until the test goes on
 	}
-	return works
-}
-
-// stopReading leaves what comes for a rank in the kernel until unblock. block would not do where an operation fails, which waits for who
-// handles what has come.
-func (h *hosts) stopReading(rank, from int) {
-	l := h.pair(rank, from).Link
-	l.Attend()
-	unblock := h.unblock
-	h.unblock = func() {
-		unblock()
-		l.Leave()
-		h.unblock = unblock
-	}
+	return h, w, works
 }
 
 // A rank that aborts and leaves in any phase of an operation ends it on the other rank. Links stay, and the memory of all is given back.
 func TestP2PIsGivenUpBetweenHosts(t *testing.T) {
 	for phase, p := range phases {
 		t.Run(p.name, func(t *testing.T) {
-			h, w := apart(t, 2)
-			works := h.begin(t, w, phase)
+			h, w, works := begin(t, phase)
 			w.groups[0].Abort("enough")
 			require.NoError(t, w.groups[0].Destroy())
 			h.unblock()
@@ -244,8 +244,7 @@ func TestP2PEndsWithTheLink(t *testing.T) {
 		phase, cut := n/2, n%2 == 1
 		p := phases[phase]
 		t.Run(fmt.Sprintf("%s, cut: %t", p.name, cut), func(t *testing.T) {
-			h, w := apart(t, 2)
-			works := h.begin(t, w, phase)
+			h, w, works := begin(t, phase)
 			closed := make(chan struct{})
 			go func() {
 				defer close(closed)

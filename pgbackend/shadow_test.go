@@ -36,6 +36,7 @@ type hosts struct {
 	nodes []*tcp.Node
 	at    []netip.AddrPort
 	sets  []*shadow.Set
+	wires []*wire        // which stand between some of them
 	meet  sync.WaitGroup // ranks that have no shadows yet
 	lost  chan int       // ranks that have lost a link
 
@@ -54,9 +55,9 @@ func (h *hosts) pair(rank, to int) *shadow.Pair {
 	return h.pairs[[2]int{rank, to}]
 }
 
-func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
+func newHosts(t *testing.T, size int, on func(rank int) int, wires ...*wire) *hosts {
 	t.Helper()
-	h := &hosts{t: t, size: size, on: on, lost: make(chan int, size*size), pairs: map[[2]int]*shadow.Pair{}, controls: map[[2]int]*atomic.Pointer[remoteControl]{}}
+	h := &hosts{t: t, size: size, on: on, wires: wires, lost: make(chan int, size*size), pairs: map[[2]int]*shadow.Pair{}, controls: map[[2]int]*atomic.Pointer[remoteControl]{}}
 	free := make(chan struct{})
 	h.unblock = sync.OnceFunc(func() { close(free) })
 	key := handshake.MAC([]byte("a secret"), "test")
@@ -73,6 +74,11 @@ func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 		require.NoError(t, node.AddKey(handshake.Space{}, key))
 		h.ids, h.nodes, h.sets, h.at = append(h.ids, id), append(h.nodes, node), append(h.sets, set), append(h.at, l.Addr().(*net.TCPAddr).AddrPort())
 	}
+	for _, x := range wires {
+		for _, end := range x.ends {
+			x.real[end] = h.at[end]
+		}
+	}
 	h.meet.Add(size)
 	real := openGroup
 	openGroup = func(c runner.Config) (*runner.Group, error) {
@@ -88,6 +94,9 @@ func newHosts(t *testing.T, size int, on func(rank int) int) *hosts {
 			n.Close()
 			h.sets[rank].Close()
 		}
+		for _, x := range wires {
+			x.close()
+		}
 	})
 	return h
 }
@@ -101,7 +110,13 @@ func (h *hosts) replace(c *runner.Config) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
-		l, err := h.nodes[c.Rank].Link(ctx, h.ids[to], []netip.AddrPort{h.at[to]}, handshake.Space{})
+		at := h.at[to]
+		for _, x := range h.wires {
+			if other, through := x.address(c.Rank, to); through {
+				at = other
+			}
+		}
+		l, err := h.nodes[c.Rank].Link(ctx, h.ids[to], []netip.AddrPort{at}, handshake.Space{})
 		cancel()
 		require.NoError(h.t, err)
 		control := new(atomic.Pointer[remoteControl])

@@ -155,6 +155,10 @@ func (s *passing) strike(part string, at int, b []byte) bool {
 		case <-time.After(150 * time.Millisecond): // the fault itself
 		case <-w.done:
 		}
+	case "stop":
+		w.mu.Lock()
+		w.hold(s.from)
+		w.mu.Unlock()
 	case "fragments":
 		s.fragments = 400
 	}
@@ -164,6 +168,9 @@ func (s *passing) strike(part string, at int, b []byte) bool {
 // write passes bytes on, unless a hole swallows them.
 func (s *passing) write(b []byte) bool {
 	for len(b) > 0 && !s.p.holes[s.from].Load() {
+		if !s.p.w.mayPass(s.from) {
+			return false
+		}
 		n := len(b)
 		if s.fragments > 0 {
 			n = min(n, 1+s.fragments%7)

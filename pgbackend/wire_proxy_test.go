@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,6 +34,7 @@ type wire struct {
 	fault *wireFault             // nil: none, or it has happened
 	said  [][]byte               // of each connection, what its dialer has said first
 	over  bool
+	held  [2]chan struct{} // by who sends: nil, or closed when what it sends goes on
 
 	listeners [2]net.Listener // by the index in ends of who dials
 	struck    chan struct{}   // closed when the fault has happened
@@ -91,6 +93,50 @@ func (w *wire) close() {
 	w.running.Wait()
 }
 
+// stop holds back what a rank sends, until goOn. To it the other end is as a process that is stopped: it answers nothing, and its kernel acknowledges
+// what it was sent.
+func (w *wire) stop(from int) {
+	w.t.Cleanup(w.goOn)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hold(slices.Index(w.ends[:], from))
+}
+
+// hold is stop for who has the lock.
+func (w *wire) hold(from int) {
+	if w.held[from] == nil {
+		w.held[from] = make(chan struct{})
+	}
+}
+
+// goOn ends what stop, or the fault "stop", has begun.
+func (w *wire) goOn() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for from, held := range w.held {
+		if held != nil {
+			close(held)
+			w.held[from] = nil
+		}
+	}
+}
+
+// mayPass waits while what an end sends is held back. It reports false when wire is over.
+func (w *wire) mayPass(from int) bool {
+	w.mu.Lock()
+	held := w.held[from]
+	w.mu.Unlock()
+	if held == nil {
+		return true
+	}
+	select {
+	case <-held:
+		return true
+	case <-w.done:
+		return false
+	}
+}
+
 // arm lets a fault happen from now on.
 func (w *wire) arm(f wireFault) {
 	w.mu.Lock()
@@ -136,8 +182,8 @@ func (w *wire) when() time.Time {
 // wiredStore is the store as a rank sees it.
 type wiredStore struct {
 	*bootstrap.MemStore
-	w    *wire
-	rank int
+	wires []*wire
+	rank  int
 }
 
 func (s wiredStore) Get(key string, timeout time.Duration) ([]byte, error) {
@@ -146,7 +192,10 @@ func (s wiredStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	if err != nil || !found {
 		return value, err
 	}
-	return s.w.rewrite(s.rank, of, value), nil
+	for _, w := range s.wires {
+		value = w.rewrite(s.rank, of, value)
+	}
+	return value, nil
 }
 
 // rewrite returns what a rank is to read of the address of another one, and notes the real one.
@@ -159,13 +208,21 @@ func (w *wire) rewrite(rank int, of string, value []byte) []byte {
 	w.mu.Lock()
 	w.real[to], w.ids[to] = d.At[0], tcp.Identity(d.ID)
 	w.mu.Unlock()
-	for i, end := range w.ends {
-		if end == rank && w.ends[1-i] == to {
-			d.At = []netip.AddrPort{w.listeners[i].Addr().(*net.TCPAddr).AddrPort()}
-		}
+	if at, through := w.address(rank, to); through {
+		d.At = []netip.AddrPort{at}
 	}
 	text, _ := json.Marshal(d)
 	return append(value[:1:1], text...)
+}
+
+// address returns where a rank is to dial another one, if wire stands between the two.
+func (w *wire) address(rank, to int) (at netip.AddrPort, through bool) {
+	for i, end := range w.ends {
+		if end == rank && w.ends[1-i] == to {
+			return w.listeners[i].Addr().(*net.TCPAddr).AddrPort(), true
+		}
+	}
+	return at, false
 }
 
 func (w *wire) accept(dialer int) {

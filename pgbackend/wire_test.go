@@ -264,7 +264,7 @@ func (x *wireTrial) make(name string, timeout time.Duration, through bool) []err
 		}
 		config := Config{Rank: rank, Size: len(wireHosts), Name: name, Timeout: timeout, Store: store, Lasting: store, Options: o}
 		if through {
-			config.Store = wiredStore{store, x.wire, rank}
+			config.Store = wiredStore{store, []*wire{x.wire}, rank}
 		}
 		x.world.groups[rank], errs[rank] = Get().Create(config)
 		return nil

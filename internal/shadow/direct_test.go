@@ -142,14 +142,14 @@ func TestForgetInTheMiddleOfAPayload(t *testing.T) {
 		"message": {runner.Payload{Number: 1, Hash: 3, Block: 4}, runner.Payload{Number: 1, Hash: 3, Block: 4}},
 		"piece":   {runner.Payload{Channel: runner.Piece, Number: 9}, runner.Payload{Channel: runner.Piece, Number: 9, Hash: length}},
 	} {
-		a, b := pairThatSleeps(t)
+		a, b, h := pairOverHalfway(t)
 		w := newWriter(a, 0)
 		w.put(t, runner.Frame{Kind: runner.FrameGrant, ID: 1}, nil)
 		a.pair.Push()
 		r := &reader{e: b}
 		r.take(t)
 		on := b.pair.connection(0, 0)
-		b.pair.Link.Attend() // only Poll reads, and the first one comes to the beginning of the payload
+		h.arm()
 		kind.expect.Data = buffer(t, length)
 		kind.send.Data = data
 		kind.send.Block = max(kind.send.Block, w.written)
@@ -160,8 +160,6 @@ func TestForgetInTheMiddleOfAPayload(t *testing.T) {
 		require.Eventually(t, func() bool { return a.pair.Send(kind.send) }, soon, time.Microsecond)
 		came := 0
 		require.Eventually(t, func() bool {
-			_, err := b.pair.Link.Poll()
-			require.NoError(t, err)
 			b.pair.Link.Divert(on, func(_ *tcp.Header, rest int) [][]byte {
 				came = length - rest
 				return nil
@@ -172,7 +170,7 @@ func TestForgetInTheMiddleOfAPayload(t *testing.T) {
 		require.Equal(t, data[:came], kind.expect.Data[:came], name)
 		b.pair.Forget(0)
 		clear(kind.expect.Data)
-		b.pair.Link.Leave()
+		h.goOn()
 		if name == "message" {
 			place := b.awaitMessage(t, 0, 1)
 			require.Zero(t, *place.Delivered)

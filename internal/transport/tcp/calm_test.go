@@ -38,6 +38,34 @@ func TestCalmWakesNobodyForAFewBytes(t *testing.T) {
 	b.await(t, 3+many)
 }
 
+// The mark is below what the buffer of the socket holds, so a sender that needs room is not held up by threads that do not poll for a while.
+func TestCalmWithASmallBuffer(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	there, back := a.linkTo(t, b), b.linkOf(t, a)
+	require.NoError(t, back.conns[1].tcp.SetReadBuffer(calmBytes/8))
+	back.Calm(true)
+	const many = 200
+	sent := make(chan error, 1)
+	go func() {
+		for n := range uint64(many) {
+			if err := there.Send(1, message(1+n), make([]byte, MaxMessage)); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	select {
+	case err := <-sent:
+		require.NoError(t, err)
+	case <-time.After(soon):
+		require.Fail(t, "the sender is held up")
+	}
+	back.Calm(false)
+	b.await(t, many)
+}
+
 // The end of a link is noticed while a thread polls, also by who does not poll.
 func TestCalmEnds(t *testing.T) {
 	noLeaks(t)
@@ -50,7 +78,7 @@ func TestCalmEnds(t *testing.T) {
 	back.Calm(false)
 }
 
-// Two threads that push, and poll instead of attending, have more to send than connections hold. The rest of the last frame goes out when they end.
+// Two threads that push and poll have more to send than connections hold. The rest of the last frame goes out when they end.
 func TestPushAndPoll(t *testing.T) {
 	noLeaks(t)
 	a, b := newEnd(t, nil), newEnd(t, nil)

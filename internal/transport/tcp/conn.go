@@ -22,9 +22,8 @@ const mostSegments = 64
 
 // conn is one connection of a link.
 //
-// Either a goroutine reads it, which netpoll wakes, or threads do that have called [Link.Attend]. Who of the two follows from `threads`
-// and `word` (docs/protocol.md, section 16, Who pumps): a thread adds itself, then reads; it subtracts itself, then changes the word.
-// The goroutine reads the word, then the number of threads; where that is not 0 it sleeps until the word changes.
+// A goroutine reads it, which netpoll wakes, and threads that call [Link.PollData] (docs/protocol.md, section 16, Who pumps). Whoever has the lock
+// of receiving reads.
 type conn struct {
 	link  *Link
 	index int
@@ -72,13 +71,8 @@ type conn struct {
 	}
 	look    func(fd uintptr) // reads what has come, for a poll
 	ended   chan struct{}    // closed when a read has failed: nothing comes any more
-	threads atomic.Int32
 	calming sync.Mutex
 	calmers atomic.Int32 // threads that poll: Link.Calm; changed under calming
-	parking sync.Mutex
-	changed *sync.Cond
-	word    uint64 // under parking
-	over    bool   // under parking: the goroutine is to end
 
 	progress progress // of the node's watch
 	probes   probes
@@ -95,7 +89,6 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 		n.out = newOutbox()
 	}
 	n.receiving.intake = make([]byte, intakeBytes)
-	n.changed = sync.NewCond(&n.parking)
 	n.makeLook()
 	now := l.now()
 	n.sent.Store(now)
@@ -109,47 +102,23 @@ func (c *conn) run() (err error) {
 	if !c.plain {
 		return c.runSecure()
 	}
-	for {
-		c.parking.Lock()
-		word, over := c.word, c.over
-		c.parking.Unlock()
-		if over {
-			return net.ErrClosed
-		}
-		if c.threads.Load() != 0 {
-			c.probes.stop()
-			c.park(word)
-			continue
-		}
-		var failed error
-		attended := false
-		err := c.raw.Read(func(fd uintptr) bool {
-			for {
-				if c.threads.Load() != 0 {
-					attended = true
-					return true
-				}
-				err := c.locked(func(bufs [][]byte) (int, error) { return readv(int(fd), bufs) })
-				if errors.Is(err, errAgain) {
-					if c.looksEagerly() {
-						continue
-					}
-					return false
-				}
-				if err != nil {
-					failed = err
-					return true
-				}
+	var failed error
+	err = c.raw.Read(func(fd uintptr) bool {
+		for {
+			failed = c.locked(func(bufs [][]byte) (int, error) { return readv(int(fd), bufs) })
+			switch {
+			case failed == nil:
+			case !errors.Is(failed, errAgain):
+				return true
+			case !c.looksEagerly():
+				return false
 			}
-		})
-		switch {
-		case failed != nil:
-			return failed
-		case err != nil:
-			return err
-		case attended: // look at the word first, then again at the threads
 		}
+	})
+	if err != nil {
+		return err
 	}
+	return failed
 }
 
 // locked is once for a goroutine.
@@ -163,15 +132,6 @@ func (c *conn) locked(read func([][]byte) (int, error)) error {
 func recovered(err *error, p any) {
 	if p != nil {
 		*err = &frameError{fmt.Errorf("internal error: panic: %v\n%s", p, debug.Stack())}
-	}
-}
-
-// park sleeps until the word is another one.
-func (c *conn) park(word uint64) {
-	c.parking.Lock()
-	defer c.parking.Unlock()
-	for c.word == word && !c.over {
-		c.changed.Wait()
 	}
 }
 
@@ -190,18 +150,6 @@ func (c *conn) runSecure() error {
 			return err
 		}
 	}
-}
-
-// attend lets the calling thread read the connection, and the goroutine leave it alone.
-func (c *conn) attend() { c.threads.Add(1) }
-
-// leave ends what attend began.
-func (c *conn) leave() {
-	c.threads.Add(-1)
-	c.parking.Lock()
-	c.word++
-	c.parking.Unlock()
-	c.changed.Signal()
 }
 
 // poll reads what has come, by one system call. Somebody else who reads is left alone: busy. Within TLS a goroutine always reads.
@@ -265,10 +213,6 @@ func (c *conn) calm(on bool) {
 // Requires: not within the receiver.
 func (c *conn) shut() {
 	c.link.node.close(c.tcp)
-	c.parking.Lock()
-	c.over = true
-	c.parking.Unlock()
-	c.changed.Broadcast()
 	c.receiving.Lock()
 	c.receiving.over = true
 	c.receiving.payload = nil

@@ -215,8 +215,8 @@ func (l *Link) own(err error) error {
 }
 
 // TrySend is Send that does not wait: it reports false if the connection takes nothing now. Of a frame that it takes, the rest may go out
-// with a later call of TrySend, Send, Poll or Leave; the payload may be overwritten. A thread that attends the link uses it, polls, and tries
-// again: if it waited in Send, and one of the other process did as well, nobody would read. Within TLS a goroutine of the connection sends a copy.
+// with a later call of TrySend, TryFlush, Send, PollData or Calm; the payload may be overwritten. Within TLS a goroutine of the connection sends a
+// copy.
 func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err error) {
 	if err := l.Err(); err != nil {
 		return false, err
@@ -232,54 +232,13 @@ func (l *Link) TrySend(on int, h *Header, payload ...[]byte) (taken bool, err er
 	return taken, nil
 }
 
-// Push is TrySend for a thread that does not attend the link: goroutines read it. The rest of the frame is sent by threads that call PollData, as
-// long as Calm says that there are some, or by a goroutine.
+// Push is TrySend that leaves the rest of the frame to nobody in particular: it is sent by threads that call PollData, as long as Calm says that there
+// are some, or by a goroutine.
 func (l *Link) Push(on int, h *Header, payload ...[]byte) (taken bool, err error) {
 	if taken, err = l.TrySend(on, h, payload...); taken && l.conns[on].calmers.Load() == 0 {
 		l.conns[on].flushRest()
 	}
 	return taken, err
-}
-
-// Attend lets the calling thread read the link by Poll, until Leave. Meanwhile no goroutine is woken for what comes.
-func (l *Link) Attend() {
-	for _, c := range l.conns {
-		c.attend()
-	}
-}
-
-// Leave ends what Attend began.
-func (l *Link) Leave() {
-	for _, c := range l.conns {
-		c.leave()
-		c.flushRest()
-	}
-}
-
-// Poll gives the receiver what has come, and reports whether anything has. It does not wait. It returns an error when nothing can come any more.
-// Requires: Attend. Not within the receiver.
-func (l *Link) Poll() (came bool, err error) {
-	ended := 0
-	for _, c := range l.conns {
-		read, _, err := c.poll()
-		came = came || read
-		if err != nil {
-			l.lose(err)
-			ended++
-			continue
-		}
-		if c.sending.TryLock() {
-			err = c.tryFlush()
-			c.sending.Unlock()
-		}
-		if err != nil {
-			l.lose(err)
-		}
-	}
-	if ended == len(l.conns) || l.over.Load() {
-		return came, l.Err()
-	}
-	return came, nil
 }
 
 // PollData reads what has come on the data connections. Any thread may call it, and does not wait; where a goroutine reads, as within TLS, it gets

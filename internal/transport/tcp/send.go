@@ -136,7 +136,7 @@ func (c *conn) writeSome(bufs [][]byte) (n int, err error) {
 	return max(n, 0), err
 }
 
-// flushRest sends the rest of a frame that trySend has kept, in a goroutine, when the thread that attended leaves. Where somebody else has the
+// flushRest sends the rest of a frame that trySend has kept, in a goroutine, where no thread polls. Where somebody else has the
 // lock, the goroutine waits for it: who only tries to send may leave the rest behind.
 func (c *conn) flushRest() {
 	s := &c.sending

@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"bytes"
 	"errors"
 	"sync"
 	"testing"
@@ -10,46 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Two threads that attend, and have more to send than connections hold, do not wait for each other. With Send they would.
-func TestThreadsThatAttendSendWithoutWaiting(t *testing.T) {
-	noLeaks(t)
-	a, b := newEnd(t, nil), newEnd(t, nil)
-	there, back := a.linkTo(t, b), b.linkOf(t, a)
-	const messages = 300
-	var both sync.WaitGroup
-	talk := func(e *end, l *Link) {
-		l.Attend()
-		defer l.Leave()
-		for sent := 0; sent < messages || e.count() < messages; {
-			if sent < messages {
-				body := bytes.Repeat([]byte{byte(sent)}, MaxMessage)
-				taken, err := l.TrySend(1, message(uint64(sent+1)), body[:100], body[100:])
-				require.NoError(t, err)
-				if taken {
-					sent++
-				}
-			}
-			_, err := l.Poll()
-			require.NoError(t, err)
-		}
-	}
-	both.Go(func() { talk(a, there) })
-	both.Go(func() { talk(b, back) })
-	both.Wait()
-	for _, e := range []*end{a, b} {
-		for n, f := range e.await(t, messages) {
-			require.EqualValues(t, n+1, f.h.Number)
-			require.Equal(t, MaxMessage, len(f.body))
-			require.Equal(t, byte(n), f.body[MaxMessage-1])
-		}
-	}
-}
-
-// toSlowEnd returns an end that reads nothing behind its first frame before goOn, and the link to it. held is closed when that frame has come.
+// toSlowEnd returns an end that reads nothing behind its first frame before goOn, and the link to it, on which no heartbeat takes the rest of a frame
+// along. held is closed when that frame has come.
 func toSlowEnd(t *testing.T) (b *end, there *Link, held chan struct{}, goOn func()) {
 	t.Helper()
 	noLeaks(t)
-	a := newEnd(t, nil)
+	a := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: soon, Greeting: soon} })
 	b = newEnd(t, nil)
 	there = a.linkTo(t, b)
 	b.linkOf(t, a)
@@ -67,28 +32,32 @@ func toSlowEnd(t *testing.T) (b *end, there *Link, held chan struct{}, goOn func
 	return b, there, held, goOn
 }
 
-// The rest of a frame that was taken in part goes out when the thread leaves.
+// The rest of a frame that was taken in part goes out when no thread polls any more.
 func TestRestOfAFrameGoesOut(t *testing.T) {
 	b, there, held, goOn := toSlowEnd(t)
-	there.Attend()
+	require.NoError(t, there.conns[1].tcp.SetWriteBuffer(MaxMessage/4)) // so that a frame which is tried may not fit
+	there.Calm(true)
+	rest := func() bool {
+		s := &there.conns[1].sending
+		s.Lock()
+		defer s.Unlock()
+		return len(s.rest) > 0
+	}
 	sent := 0
-	for {
-		taken, err := there.TrySend(1, message(uint64(sent+1)), make([]byte, MaxMessage))
+	for !rest() {
+		taken, err := there.Push(1, message(uint64(sent+1)), make([]byte, MaxMessage))
 		require.NoError(t, err)
-		if !taken && sent > 0 {
-			break
-		}
 		if taken {
 			sent++
 		}
 	}
 	<-held
 	goOn()
-	there.Leave()
+	there.Calm(false)
 	b.await(t, sent)
 }
 
-// Who does not attend sends the rest of a frame, and is told when all is sent.
+// Who does not poll sends the rest of a frame, and is told when all is sent.
 func TestTryFlushSendsTheRestOfAFrame(t *testing.T) {
 	b, there, held, goOn := toSlowEnd(t)
 	flushed, err := there.TryFlush(1)
@@ -118,7 +87,7 @@ func TestTryFlushSendsTheRestOfAFrame(t *testing.T) {
 	require.ErrorContains(t, err, "for the test")
 }
 
-// A thread that polls gets everything that comes while it attends, and the goroutines what comes otherwise.
+// A thread that polls gets what comes, unless the goroutine was quicker, and the goroutine gets what comes otherwise.
 func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
 	noLeaks(t)
 	a, b := newEnd(t, nil), newEnd(t, nil)
@@ -129,12 +98,11 @@ func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
 		defer close(done)
 		for n := range rounds {
 			if n%3 == 0 {
-				back.Attend()
-				for b.count() <= n {
-					_, err := back.Poll()
-					require.NoError(t, err)
+				back.Calm(true)
+				for b.count() <= n && back.Err() == nil {
+					back.PollData()
 				}
-				back.Leave()
+				back.Calm(false)
 			} else {
 				b.await(t, n+1)
 			}
@@ -144,28 +112,15 @@ func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
 	for n := range rounds {
 		require.NoError(t, there.Send(1, message(uint64(n+1)), make([]byte, n*30)))
 		if n%2 == 0 {
-			there.Attend()
-			for a.count() <= n {
-				_, err := there.Poll()
-				require.NoError(t, err)
+			there.Calm(true)
+			for a.count() <= n && there.Err() == nil {
+				there.PollData()
 			}
-			there.Leave()
+			there.Calm(false)
 		} else {
 			a.await(t, n+1)
 		}
 	}
 	<-done
-}
-
-// A thread that attends notices the loss as well.
-func TestLossWhileAThreadPolls(t *testing.T) {
-	noLeaks(t)
-	quick := func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: 200 * time.Millisecond, Greeting: soon} }
-	a, b := newEnd(t, quick), newEnd(t, quick)
-	l := a.linkTo(t, b)
-	l.Attend()
-	b.Close()
-	require.Eventually(t, func() bool { _, err := l.Poll(); return err != nil }, soon, time.Millisecond)
-	require.Error(t, a.awaitLoss(t))
-	l.Leave()
+	require.NoError(t, there.Err())
 }
