@@ -75,9 +75,11 @@ func newHosts(t *testing.T, size int, on func(rank int) int, wires ...*wire) *ho
 		h.ids, h.nodes, h.sets, h.at = append(h.ids, id), append(h.nodes, node), append(h.sets, set), append(h.at, l.Addr().(*net.TCPAddr).AddrPort())
 	}
 	for _, x := range wires {
+		x.mu.Lock()
 		for _, end := range x.ends {
 			x.real[end] = h.at[end]
 		}
+		x.mu.Unlock()
 	}
 	h.meet.Add(size)
 	real := openGroup
