@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"sagecomm/internal/handshake"
@@ -47,15 +48,23 @@ func (n *Node) accept(l net.Listener) {
 	}
 }
 
-// bounded is a connection of which only so much is read before the other end has proved something.
+// bounded is a connection of which only so much is read before the other end has proved something. Within TLS it notes afterwards when bytes have
+// come.
 type bounded struct {
 	net.Conn
-	left int // below 0: no bound
+	left int          // below 0: no bound
+	came atomic.Int64 // 1 + when bytes came that TLS has not made anything of yet, in ns since `epoch`; 0: none
 }
+
+// epoch is when the clock of bounded begins.
+var epoch = time.Now()
 
 func (b *bounded) Read(p []byte) (int, error) {
 	if b.left < 0 {
-		return b.Conn.Read(p)
+		b.came.Store(0)
+		n, err := b.Conn.Read(p)
+		b.came.Store(1 + int64(time.Since(epoch)))
+		return n, err
 	}
 	if b.left == 0 {
 		return 0, handshake.ErrStranger

@@ -32,6 +32,9 @@ const stopped = time.Second
 // errUnacknowledged is the reason of a loss.
 var errUnacknowledged = errors.New("its host does not acknowledge what was sent: it is down, or the network between is cut")
 
+// errDamagedRecord is the reason of a loss within TLS.
+var errDamagedRecord = errors.New("what comes is no record of TLS of the other process: it was damaged or changed on the way")
+
 // watch looks at all links until the node is closed.
 func (n *Node) watch() {
 	tick := time.NewTicker(n.config.Timing.looks())
@@ -64,12 +67,26 @@ func (l *Link) look(now time.Time, late bool) error {
 		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
 			return fmt.Errorf("%w (%v)", errUnacknowledged, waited.Round(100*time.Millisecond))
 		}
+		if !late && c.standsStill(l.node.config.Timing.Unacked) {
+			return &frameError{errDamagedRecord}
+		}
 		idle := time.Duration(l.now()-c.sent.Load()) >= l.node.config.Timing.Beat
 		if err := c.beat(idle && k.queued <= mostUnsent); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// standsStill reports whether the goroutine that reads within TLS has made nothing of what came so long ago, while the other one writes. Of a record that
+// is damaged TLS tells the other process, behind what is being written. That one may do the same, and neither reads any more: kernels answer
+// each other, and nothing else would end the link.
+func (c *conn) standsStill(limit time.Duration) bool {
+	if c.out == nil {
+		return false
+	}
+	came := c.below.came.Load()
+	return came != 0 && int64(time.Since(epoch))+1-came >= int64(limit) && c.out.isWriting()
 }
 
 // beat sends what is left of a frame and, where nothing else waits, a heartbeat if one is due. It does not wait: the watch of all links calls it.

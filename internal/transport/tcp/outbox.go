@@ -69,6 +69,13 @@ func (o *outbox) empty() bool {
 	return len(o.waiting) == 0 && !o.writing
 }
 
+// isWriting reports whether the goroutine writes.
+func (o *outbox) isWriting() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.writing
+}
+
 // close lets nobody add anything any more. What is there is still written.
 func (o *outbox) close() {
 	o.mu.Lock()
