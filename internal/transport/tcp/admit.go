@@ -208,17 +208,17 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 func (n *Node) giveUp(from Identity, in *incoming) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if p := n.peer(from); p.incoming == in {
+	if p := n.peers[from]; p != nil && p.incoming == in {
 		n.forget(p)
 		p.signal()
+		n.tidy(from)
 	}
 }
 
 // take adds a connection that was answered to its attempt, which may be complete now.
 func (n *Node) take(i introduction, in *incoming, c net.Conn) {
 	n.mu.Lock()
-	p := n.peer(i.from)
-	if p.incoming != in {
+	if p := n.peers[i.from]; p == nil || p.incoming != in {
 		n.mu.Unlock()
 		return // it was closed with the attempt
 	}

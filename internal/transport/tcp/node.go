@@ -81,8 +81,9 @@ type Node struct {
 	expected  int        // processes that may be about to make links
 }
 
-// peer is what the node knows of one process.
+// peer is what the node knows of one process. It is forgotten when there is no link, and nobody makes one or waits for it.
 type peer struct {
+	users    int   // threads in Link and Await
 	link     *Link // stays when it is lost, so that it is not made again, unless nothing has come over it or Forget is called
 	dialing  bool
 	newest   uint64 // the highest attempt of the other process
@@ -229,7 +230,32 @@ func (n *Node) peer(id Identity) *peer {
 func (n *Node) has(id Identity) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.peer(id).link != nil
+	p := n.peers[id]
+	return p != nil && p.link != nil
+}
+
+// use returns what is known of a process, for a thread that waits for a link, until leave.
+func (n *Node) use(id Identity) *peer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.peer(id)
+	p.users++
+	return p
+}
+
+func (n *Node) leave(id Identity, p *peer) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p.users--
+	n.tidy(id)
+}
+
+// tidy forgets a process of which nothing is left. The number of its newest attempt serves nobody: connections of older ones are closed there.
+// Requires: the lock.
+func (n *Node) tidy(id Identity) {
+	if p := n.peers[id]; p != nil && p.users == 0 && p.link == nil && p.incoming == nil {
+		delete(n.peers, id)
+	}
 }
 
 func (p *peer) signal() {
@@ -273,6 +299,7 @@ func (n *Node) ended(l *Link) (attempt bool) {
 	if p := n.peers[l.peer]; p != nil && p.link == l {
 		p.link = nil
 		p.signal()
+		n.tidy(l.peer)
 	}
 	return true
 }
@@ -284,6 +311,7 @@ func (n *Node) Forget(l *Link) {
 	if p := n.peers[l.peer]; p != nil && p.link == l && l.Err() != nil {
 		p.link = nil
 		p.signal()
+		n.tidy(l.peer)
 	}
 }
 
@@ -313,9 +341,10 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort, key h
 	if id == n.config.Self {
 		return nil, errors.New("internal error: a link of a process to itself")
 	}
+	p := n.use(id)
+	defer n.leave(id, p)
 	for {
 		n.mu.Lock()
-		p := n.peer(id)
 		if p.incoming != nil && p.incoming.dead() {
 			n.forget(p)
 		}
@@ -364,9 +393,10 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort, key h
 func (n *Node) Await(ctx context.Context, id Identity, atMost time.Duration) *Link {
 	over := time.NewTimer(atMost)
 	defer over.Stop()
+	p := n.use(id)
+	defer n.leave(id, p)
 	for {
 		n.mu.Lock()
-		p := n.peer(id)
 		l, changed := p.link, p.changed
 		n.mu.Unlock()
 		if l != nil && l.heard.Load() {
@@ -397,6 +427,7 @@ func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, sums bool,
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.peer(id)
+	defer n.tidy(id)
 	if n.closed {
 		return errNodeClosed
 	}
