@@ -23,6 +23,12 @@ var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Mi
 // looks is how often links are looked at: more often than heartbeats are sent, because twice a look is a part of the time until a loss is found.
 func (t Timing) looks() time.Duration { return t.Beat / 2 }
 
+// probing returns how much of the time without progress counts before a probe is without an answer, by the retransmission timeout: as long as it
+// takes until there are two, but so much that the answer to the second one may still come.
+func (t Timing) probing(rto time.Duration) time.Duration {
+	return max(0, min(3*rto+t.looks(), t.Unacked-rto-t.looks()))
+}
+
 // mostUnsent is how much a connection may hold before heartbeats are left out: the other process is stopped, and they would pile up.
 const mostUnsent = 4 << 10
 
@@ -111,7 +117,7 @@ type kernelState struct {
 	acked   uint64        // bytes that it has acknowledged in all
 	packets bool          // packets are on the way
 	probes  bool          // a probe of a window that is full, or of a way that takes nothing, is without an answer
-	probing time.Duration // the kernel has sent two probes so long after a packet that did not leave this host
+	probing time.Duration // so long after a packet that did not leave this host the kernel has sent two probes, or that counts at most
 }
 
 // progress is since when a connection has made none.
@@ -151,7 +157,9 @@ func (c *conn) kernel() (k kernelState, err error) {
 		// The kernel counts a probe after it was sent. On a link without delay its answer has come by then, so one may be an old one.
 		k.acked, k.packets, k.probes = info.Bytes_acked, info.Unacked > 0, info.Probes > 1
 		// The first probe comes a retransmission timeout after the packet, and the second one two behind it. The next look sees that.
-		k.probing = 3*time.Duration(info.Rto)*time.Microsecond + c.link.node.config.Timing.looks()
+		// The answer to that may take as long as the timeout.
+		rto, timing := time.Duration(info.Rto)*time.Microsecond, c.link.node.config.Timing
+		k.probing = timing.probing(rto)
 		k.queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
 	})
 	if failed != nil {
