@@ -353,8 +353,42 @@ func (l *stuckLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) {
 	<-l.goOn
 	return false, errors.New("the link is lost")
 }
+func (*stuckLink) AfterSent(int, func())        {}
 func (l *stuckLink) TryFlush(int) (bool, error) { return true, nil }
 func (l *stuckLink) Break(error)                {}
+
+// writtenLink takes everything, and has nothing sent before `sent` is called.
+type writtenLink struct {
+	stuckLink
+	sent []func()
+}
+
+func (l *writtenLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) { return true, nil }
+func (l *writtenLink) TryFlush(int) (bool, error)                        { return false, nil }
+func (l *writtenLink) AfterSent(_ int, call func())                      { l.sent = append(l.sent, call) }
+
+// A link on which a goroutine sends tells when all is sent, so that nobody waits for the next look.
+func TestLinkTellsThatAllIsSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &writtenLink{}
+		a := newArbiter(arbiterConfig{number: 77, size: 2, lowest: []int{0, 1}, self: 1, links: []memberLink{l, nil},
+			left: func(int) bool { return false }, key: "cause"})
+		a.expect()
+		a.declare(of(1), 0, nil)
+		synctest.Wait()
+		require.True(t, a.unsent())
+		require.Len(t, l.sent, 1)
+		time.Sleep(2 * arbiterTick)
+		synctest.Wait()
+		require.Len(t, l.sent, 1, "it is asked once for a frame")
+		began := time.Now()
+		l.sent[0]()
+		synctest.Wait()
+		require.False(t, a.unsent())
+		require.Zero(t, time.Since(began))
+		a.close()
+	})
+}
 
 // A link that does not return holds up nobody who closes the arbiter for long.
 func TestCloseDoesNotWaitForALink(t *testing.T) {

@@ -32,6 +32,7 @@ type brokenLink struct {
 }
 
 func (l *brokenLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) { return !l.full, nil }
+func (*brokenLink) AfterSent(int, func())                               {}
 func (l *brokenLink) TryFlush(int) (bool, error)                        { return true, nil }
 func (l *brokenLink) Break(why error)                                   { l.broken = cmp.Or(l.broken, why) }
 

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -173,4 +174,28 @@ func TestDamagedRecordWhileTheOtherOneTakesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, a.awaitLoss(t), errDamagedRecord)
 	require.ErrorIs(t, <-failed, errDamagedRecord)
+}
+
+// Who has sent something within TLS is told that the kernel has it, and not before, also while others send on and on.
+func TestTellsThatAllIsSent(t *testing.T) {
+	noLeaks(t)
+	timing := Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon}
+	_, b, there, _ := linkedWith(t, timing, timing)
+	goOn := b.stops(t)
+	failed := there.fill(t)
+	there.awaitFullWindow(t)
+	told := make(chan struct{})
+	there.AfterSent(1, func() { close(told) })
+	sent := make(chan struct{})
+	there.AfterSent(2, func() { close(sent) }) // nobody uses that connection
+	<-sent
+	select {
+	case <-told:
+		require.Fail(t, "the kernel does not have it")
+	default:
+	}
+	goOn()
+	<-told
+	there.Break(errors.New("for the test"))
+	require.ErrorContains(t, <-failed, "for the test")
 }
