@@ -357,6 +357,20 @@ func (*stuckLink) AfterSent(int, func())        {}
 func (l *stuckLink) TryFlush(int) (bool, error) { return true, nil }
 func (l *stuckLink) Break(error)                {}
 
+// A store that takes no part in a decision is worth a line of the log, with the reason: its clone may have failed long before.
+func TestStoreThatFailsIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines []string
+		a := newArbiter(arbiterConfig{number: 77, size: 1, lowest: []int{0}, links: []memberLink{nil}, left: func(int) bool { return false }, store: dead, key: "cause",
+			info: func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }})
+		a.expect()
+		a.declare(of(1), 0, nil)
+		synctest.Wait()
+		require.Equal(t, []string{"the store takes no part in the decision about the first cause of a failure: connection refused"}, lines)
+		a.close()
+	})
+}
+
 // writtenLink takes everything, and has nothing sent before `sent` is called.
 type writtenLink struct {
 	stuckLink
