@@ -373,7 +373,7 @@ def claim_that_does_not_end() -> None:
 
 
 def clone_that_is_not_there(given_back: bool) -> None:
-    """For a process that ends while a clone is made, and its server with it. The group may have given the clone back."""
+    """For a process that ends while a clone is made, which the group may have given back, and its server with it."""
     child, port = start_server()
     store = client(port)
     before = connections(port)
