@@ -47,6 +47,8 @@ type memberLink interface {
 	TrySend(on int, h *tcp.Header, payload ...[]byte) (taken bool, err error)
 	// TryFlush sends what has stayed behind and does not wait. It reports whether all is sent.
 	TryFlush(on int) (sent bool, err error)
+	// AfterSent calls a function when all is sent that was taken until now, where a goroutine sends. Else it does nothing.
+	AfterSent(on int, call func())
 	// Break ends the link because of an error of this process. It does not wait. The arbiter hears of that by linkLost.
 	Break(why error)
 }
@@ -449,6 +451,10 @@ func (a *arbiter) send() {
 		if b.partly {
 			sent, err := a.links[to].TryFlush(0)
 			b.partly = !sent && err == nil
+			if number := b.number; b.partly && b.asked < number {
+				b.asked = number
+				a.links[to].AfterSent(0, func() { a.push(func() { a.backlog[to].written(number) }) })
+			}
 		}
 	}
 }
@@ -463,6 +469,8 @@ type backlog struct {
 	frames []verdict.Frame // in order
 	waits  map[verdict.Frame]bool
 	partly bool // of the last frame that it has taken a part may have stayed behind
+	number int  // of that frame
+	asked  int  // the number of the frame behind which the link was asked to tell that it has sent all
 }
 
 // add appends a frame, unless an equal one waits: frames may come twice, and each has the same effect once. It reports false if there are too
@@ -484,5 +492,8 @@ func (b *backlog) add(f verdict.Frame, most int) bool {
 // sent takes the first frame out, which the link has taken.
 func (b *backlog) sent() {
 	delete(b.waits, b.frames[0])
-	b.frames, b.partly = b.frames[1:], true
+	b.frames, b.partly, b.number = b.frames[1:], true, b.number+1
 }
+
+// written takes note that the link has sent the frame of a number, and all before it.
+func (b *backlog) written(number int) { b.partly = b.partly && number != b.number }

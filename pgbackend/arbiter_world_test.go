@@ -139,6 +139,7 @@ func (w *way) TrySend(on int, h *tcp.Header, payload ...[]byte) (bool, error) {
 	return true, nil
 }
 
+func (*way) AfterSent(int, func()) {}
 func (w *way) TryFlush(on int) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -353,8 +353,56 @@ func (l *stuckLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) {
 	<-l.goOn
 	return false, errors.New("the link is lost")
 }
+func (*stuckLink) AfterSent(int, func())        {}
 func (l *stuckLink) TryFlush(int) (bool, error) { return true, nil }
 func (l *stuckLink) Break(error)                {}
+
+// A store that takes no part in a decision is worth a line of the log, with the reason: its clone may have failed long before.
+func TestStoreThatFailsIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines []string
+		a := newArbiter(arbiterConfig{number: 77, size: 1, lowest: []int{0}, links: []memberLink{nil}, left: func(int) bool { return false }, store: dead, key: "cause",
+			info: func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }})
+		a.expect()
+		a.declare(of(1), 0, nil)
+		synctest.Wait()
+		require.Equal(t, []string{"the store takes no part in the decision about the first cause of a failure: connection refused"}, lines)
+		a.close()
+	})
+}
+
+// writtenLink takes everything, and has nothing sent before `sent` is called.
+type writtenLink struct {
+	stuckLink
+	sent []func()
+}
+
+func (l *writtenLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) { return true, nil }
+func (l *writtenLink) TryFlush(int) (bool, error)                        { return false, nil }
+func (l *writtenLink) AfterSent(_ int, call func())                      { l.sent = append(l.sent, call) }
+
+// A link on which a goroutine sends tells when all is sent, so that nobody waits for the next look.
+func TestLinkTellsThatAllIsSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &writtenLink{}
+		a := newArbiter(arbiterConfig{number: 77, size: 2, lowest: []int{0, 1}, self: 1, links: []memberLink{l, nil},
+			left: func(int) bool { return false }, key: "cause"})
+		a.expect()
+		a.declare(of(1), 0, nil)
+		synctest.Wait()
+		require.True(t, a.unsent())
+		require.Len(t, l.sent, 1)
+		time.Sleep(2 * arbiterTick)
+		synctest.Wait()
+		require.Len(t, l.sent, 1, "it is asked once for a frame")
+		began := time.Now()
+		l.sent[0]()
+		synctest.Wait()
+		require.False(t, a.unsent())
+		require.Zero(t, time.Since(began))
+		a.close()
+	})
+}
 
 // A link that does not return holds up nobody who closes the arbiter for long.
 func TestCloseDoesNotWaitForALink(t *testing.T) {

@@ -76,7 +76,7 @@ type probedLinks struct {
 	Step     float64 `json:"step,omitempty"`
 	Byte     float64 `json:"byte,omitempty"`
 	Pairs    int     `json:"pairs"`
-	Measured int     `json:"measured"` // of these pairs; the defaults stand for the others
+	Measured int     `json:"measured"` // of these pairs; the defaults stand for the others, but for a latency that the kernel knows
 }
 
 // engineCandidate is an engine of an [Explanation], which has the most preferred one first.

@@ -32,6 +32,7 @@ type brokenLink struct {
 }
 
 func (l *brokenLink) TrySend(int, *tcp.Header, ...[]byte) (bool, error) { return !l.full, nil }
+func (*brokenLink) AfterSent(int, func())                               {}
 func (l *brokenLink) TryFlush(int) (bool, error)                        { return true, nil }
 func (l *brokenLink) Break(why error)                                   { l.broken = cmp.Or(l.broken, why) }
 
@@ -297,6 +298,7 @@ func FuzzDescriptions(f *testing.F) {
 func FuzzRecordsOfLinks(f *testing.F) {
 	f.Add([]byte(`[{"host":1,"latency":200000000000,"step":3000000000,"byte":2560000}]`), []byte(`[{"host":2,"latency":1,"step":1,"byte":1}]`), []byte("null"))
 	f.Add([]byte(`[{"host":1},{"host":-1},{"host":1,"byte":1e3}]`), []byte("[{}]"), []byte(`{"host":0}`))
+	f.Add([]byte(`[{"host":1,"latency":9,"step":1,"byte":1,"part":true,"again":true}]`), []byte(`[{"host":2,"part":true}]`), []byte("null"))
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {
 		var agreed []networkProbe
 		for rank := range 3 {
@@ -314,7 +316,7 @@ func FuzzRecordsOfLinks(f *testing.F) {
 		require.Equal(t, p, agreed[1])
 		require.Equal(t, p, agreed[2])
 		require.Equal(t, 3, p.pairs)
-		require.True(t, p.measured >= 0 && p.measured <= 3 && p.worst.measured() == (p.measured > 0), "%+v", p)
+		require.True(t, p.measured >= 0 && p.parts >= 0 && p.measured+p.parts <= 3 && (p.worst != linkCosts{}) == (p.measured > 0), "%+v", p)
 		require.NoError(t, p.octaves.scale(algo.DefaultParams()).Validate())
 	})
 }

@@ -451,11 +451,27 @@ func TestDeathsWhileHostsMeet(t *testing.T) {
 				f := CreateFailure("g", errs[rank])
 				require.NoError(t, expect(f, c.status, c.text), rank)
 				require.Equal(t, 2, f.Rank)
+				if c.round == attachedRound || c.round == linkedRound { // a rank that comes later is told no less
+					told := readTold(abandonedIn(t, store, joinedRound, rank).Detail)
+					require.Equal(t, &toldFailure{f.Status, f.Rank, f.PID, f.Host}, told)
+				}
 			}
 			require.ErrorContains(t, errs[2], errDead.Error())
 			requireNoNetworks(t)
 		})
 	}
+}
+
+// abandonedIn returns why a rank has given up before a round of the first try.
+func abandonedIn(t *testing.T, store bootstrap.Store, round string, rank int) *bootstrap.RankFailure {
+	t.Helper()
+	for epoch := range 10 {
+		if told := bootstrap.Abandoned(store, fmt.Sprintf("%s/%d%s%s", keys, epoch, firstTry, round), rank); told != nil {
+			return told
+		}
+	}
+	require.Fail(t, "nothing is told", "rank %d, %s", rank, round)
+	return nil
 }
 
 // closeNodes closes the links of processes whose network's name ends so.

@@ -15,6 +15,15 @@ type linkCosts struct {
 	Byte    int64 `json:"byte"`
 }
 
+// foundCosts is what a probe has found out of a link.
+type foundCosts struct {
+	linkCosts
+	Part bool `json:"part,omitempty"` // the latency alone, as the kernel knows it: step and byte are the defaults
+}
+
+// measured reports whether all three were measured.
+func (f foundCosts) measured() bool { return !f.Part && f.linkCosts != linkCosts{} }
+
 // Bounds of what is believed, in femtoseconds.
 const (
 	mostOfLink = femto // of a latency or step
@@ -25,22 +34,22 @@ const (
 // costsOf derives the costs of messages from those of frames. Half a round trip has a latency and the steps of both ends. A step takes a sixth of
 // the round trip at most, so that a latency is left. Where something was not measured in its time, nothing of the bursts counts as measured: what took
 // too long is no measure of the rest either. Where the network itself takes longer than the defaults say, that much is known all the same.
-func costsOf(c tcp.Costs) linkCosts {
+func costsOf(c tcp.Costs) foundCosts {
 	step := min(c.Frame, c.RoundTrip/6)
 	found := linkCosts{
 		Latency: int64((c.RoundTrip/2 - 2*step) * femto),
 		Step:    int64(step * femto),
 		Byte:    int64(c.Byte * femto),
 	}.believed()
-	if found.measured() {
-		return found
+	if found != (linkCosts{}) {
+		return foundCosts{linkCosts: found}
 	}
 	usual := defaultCosts()
 	usual.Latency = max(usual.Latency, int64(c.Network/2*femto)-2*usual.Step)
 	if usual == defaultCosts() {
-		return linkCosts{}
+		return foundCosts{}
 	}
-	return usual.believed()
+	return foundCosts{usual, true}.believed()
 }
 
 // believed returns the costs, or none if one of them cannot be.
@@ -52,7 +61,12 @@ func (c linkCosts) believed() linkCosts {
 	return c
 }
 
-func (c linkCosts) measured() bool { return c != linkCosts{} }
+func (f foundCosts) believed() foundCosts {
+	if f.linkCosts = f.linkCosts.believed(); f.linkCosts == (linkCosts{}) {
+		f.Part = false
+	}
+	return f
+}
 
 // worst returns the higher costs of two links, one by one.
 func (c linkCosts) worst(of linkCosts) linkCosts {

@@ -41,14 +41,14 @@ func (g *Group) hostPair(a, b int) hostPair {
 type linkProbes struct {
 	turn  chan struct{} // has an element while a group is measured
 	mu    sync.Mutex
-	known map[hostPair]linkCosts
+	known map[hostPair]foundCosts
 }
 
 func newLinkProbes() linkProbes {
-	return linkProbes{turn: make(chan struct{}, 1), known: map[hostPair]linkCosts{}}
+	return linkProbes{turn: make(chan struct{}, 1), known: map[hostPair]foundCosts{}}
 }
 
-func (p *linkProbes) of(pair hostPair) (c linkCosts, known bool) {
+func (p *linkProbes) of(pair hostPair) (c foundCosts, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c, known = p.known[pair]
@@ -56,8 +56,8 @@ func (p *linkProbes) of(pair hostPair) (c linkCosts, known bool) {
 }
 
 // remember keeps costs, unless the pair is known: all groups of the process tell the same, also where another group has used the link while it was
-// measured. A pair that was tried in vain is not tried again: it has no costs.
-func (p *linkProbes) remember(pair hostPair, c linkCosts) {
+// measured. A pair that was tried in vain is not tried again: it has no costs, or a latency alone.
+func (p *linkProbes) remember(pair hostPair, c foundCosts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, known := p.known[pair]; !known {
@@ -74,7 +74,8 @@ func measures(host, other, hosts int) bool {
 // probedHost is what a rank tells of the link to a host that was tried.
 type probedHost struct {
 	Host int `json:"host"` // of the group
-	linkCosts
+	foundCosts
+	Again bool `json:"again,omitempty"` // a later group measures it: others had the processors, or the time
 }
 
 // probe measures the links that this process is to measure. It ends early when the context is done.
@@ -116,12 +117,16 @@ func (l *linking) probe(ctx context.Context) {
 			if link.Err() != nil || ctx.Err() != nil {
 				continue // something else than the time has ended the probe
 			}
-			if found = costsOf(costs); !found.measured() && (costs.Unclear || limit < linkProbeLimit) {
-				continue // others had the processors, or the time
+			found = costsOf(costs)
+			if again := !found.measured() && (costs.Unclear || limit < linkProbeLimit); again {
+				if found.Part {
+					l.probed = append(l.probed, probedHost{host, found, again})
+				}
+				continue
 			}
 			known.remember(pair, found)
 		}
-		l.probed = append(l.probed, probedHost{host, found})
+		l.probed = append(l.probed, probedHost{Host: host, foundCosts: found})
 	}
 }
 
@@ -143,21 +148,23 @@ type networkProbe struct {
 	octaves  networkOctaves
 	worst    linkCosts // of the pairs that were measured, before they are rounded; 0 if none was
 	pairs    int       // of hosts
-	measured int       // of these pairs; the defaults stand for the others
+	measured int       // of these pairs; the defaults stand for the others,
+	parts    int       // but for the latency of so many
 }
 
 // agreeOnLinks returns what the costs of links are for the group, from what all ranks have told in the round linked.
 func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 	hosts := len(g.hosts)
-	told := make([]map[int]linkCosts, hosts)
+	told := make([]map[int]probedHost, hosts)
 	for host, ranks := range g.hosts {
-		told[host] = map[int]linkCosts{}
+		told[host] = map[int]probedHost{}
 		var list []probedHost
 		if json.Unmarshal(all[ranks[0]], &list) != nil { // as of one that tells nothing
 			continue
 		}
 		for _, one := range list {
-			told[host][one.Host] = one.believed()
+			one.foundCosts = one.believed()
+			told[host][one.Host] = one
 		}
 	}
 	var used linkCosts
@@ -168,17 +175,21 @@ func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 				from, to = b, a
 			}
 			found, tried := told[from][to]
-			if tried {
-				g.process.linkProbes.remember(g.hostPair(a, b), found)
+			if tried && !found.Again {
+				g.process.linkProbes.remember(g.hostPair(a, b), found.foundCosts)
 			}
 			out.pairs++
-			if found.measured() {
+			costs := found.linkCosts
+			switch {
+			case found.measured():
 				out.measured++
-				out.worst = out.worst.worst(found)
-			} else {
-				found = defaultCosts()
+				out.worst = out.worst.worst(costs)
+			case found.Part:
+				out.parts++
+			default:
+				costs = defaultCosts()
 			}
-			used = used.worst(found)
+			used = used.worst(costs)
 		}
 	}
 	out.octaves = used.octaves()
@@ -198,12 +209,16 @@ func (g *Group) probedLinks() *probedLinks {
 func (g *Group) describeProbe() string {
 	network := g.selector.Params().Network
 	text := "messages between hosts: " + algo.NetworkSettings(network, 7)
-	if g.probed.measured == 0 {
-		return text + "; not measured"
+	parts := ""
+	if g.probed.parts > 0 {
+		parts = fmt.Sprintf("; of %s of hosts only the latency is known", coll.Count(g.probed.parts, "pair"))
 	}
-	others := ""
-	if g.probed.measured < g.probed.pairs {
-		others = "; the others count with the defaults"
+	if g.probed.measured == 0 {
+		return text + "; not measured" + parts
+	}
+	others := parts
+	if g.probed.measured+g.probed.parts < g.probed.pairs {
+		others += "; the others count with the defaults"
 	}
 	return fmt.Sprintf("%s; measured: %s, the highest of %d of %s of hosts%s; SAGECOMM_TUNE=%q keeps these choices",
 		text, algo.NetworkSettings(g.probed.worst.link(), 3), g.probed.measured, coll.Count(g.probed.pairs, "pair"), others,

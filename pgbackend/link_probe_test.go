@@ -114,6 +114,8 @@ func TestCostsOfLinks(t *testing.T) {
 		require.InDelta(t, c.want.Latency, got.Latency, 2, "%+v", c.got)
 		require.InDelta(t, c.want.Step, got.Step, 2, "%+v", c.got)
 		require.InDelta(t, c.want.Byte, got.Byte, 2, "%+v", c.got)
+		require.Equal(t, c.want.Latency > 0 && c.got.Byte*c.got.Frame == 0, got.Part, "%+v", c.got)
+		require.Equal(t, c.want.Latency > 0 && !got.Part, got.measured(), "%+v", c.got)
 	}
 }
 
@@ -228,7 +230,7 @@ func TestLinksAreMeasured(t *testing.T) {
 		p := w.groups[3].probed
 		require.Equal(t, 3, p.pairs)
 		require.Equal(t, 3, p.measured)
-		require.True(t, p.worst.measured())
+		require.NotZero(t, p.worst)
 	}
 	require.Len(t, Get().linkProbes.known, 6)
 }
@@ -302,10 +304,12 @@ func TestPairsOfHostsOfWhichNothingFollowsAreTriedLater(t *testing.T) {
 		first tcp.Costs
 		again bool
 	}{
-		"less than its time": {time.Hour, tcp.Costs{RoundTrip: 1e-3}, true},
-		"busy processors":    {linkProbeLimit, tcp.Costs{RoundTrip: 1e-3, Unclear: true}, true},
-		"in vain":            {linkProbeLimit, tcp.Costs{RoundTrip: 1e-3}, false},
-		"a long way":         {time.Hour, tcp.Costs{Network: 1e-3}, false},
+		"less than its time":             {time.Hour, tcp.Costs{RoundTrip: 1e-3}, true},
+		"busy processors":                {linkProbeLimit, tcp.Costs{RoundTrip: 1e-3, Unclear: true}, true},
+		"in vain":                        {linkProbeLimit, tcp.Costs{RoundTrip: 1e-3}, false},
+		"a long way":                     {linkProbeLimit, tcp.Costs{Network: 1e-3}, false},
+		"a long way, less than its time": {time.Hour, tcp.Costs{Network: 1e-3}, true},
+		"a long way, busy processors":    {linkProbeLimit, tcp.Costs{Network: 1e-3, Unclear: true}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var links atomic.Int64
@@ -318,7 +322,14 @@ func TestPairsOfHostsOfWhichNothingFollowsAreTriedLater(t *testing.T) {
 			withLimits(t, c.each, opTimeout)
 			first := groupOver(t, "01", nil)
 			requireAlike(t, first)
-			require.Equal(t, c.first.Network > 0, first.groups[0].probed.measured == 1)
+			probed := first.groups[0].probed
+			require.Zero(t, probed.measured)
+			require.Contains(t, first.groups[0].describeProbe(), "; not measured")
+			if c.first.Network > 0 {
+				require.Equal(t, 1, probed.parts)
+				require.Equal(t, networkOctaves{4, 0, 0}, probed.octaves)
+				require.Contains(t, first.groups[0].describeProbe(), "; of 1 pair of hosts only the latency is known")
+			}
 			second := groupOver(t, "01", nil)
 			requireAlike(t, second)
 			if c.again {
@@ -390,6 +401,10 @@ func TestRecordsOfLinksThatNoRankWrites(t *testing.T) {
 		require.False(t, c.measured())
 	}
 	clear(g.process.linkProbes.known)
-	require.Equal(t, networkProbe{networkOctaves{3, 0, 3}, linkCosts{200e9, 3e9, 2_560_000}, 1, 1}, told(good, "", ""))
+	require.Equal(t, networkProbe{networkOctaves{3, 0, 3}, linkCosts{200e9, 3e9, 2_560_000}, 1, 1, 0}, told(good, "", ""))
 	require.Len(t, g.process.linkProbes.known, 1)
+	clear(g.process.linkProbes.known)
+	part := strings.Replace(good, "}", `,"part":true,"again":true}`, 1)
+	require.Equal(t, networkProbe{networkOctaves{3, 0, 3}, linkCosts{}, 1, 0, 1}, told(part, "", ""))
+	require.Empty(t, g.process.linkProbes.known)
 }

@@ -24,6 +24,7 @@ func (m otherMember) TrySend(_ int, h *tcp.Header, payload ...[]byte) (bool, err
 	return true, nil
 }
 
+func (otherMember) AfterSent(int, func())      {}
 func (otherMember) TryFlush(int) (bool, error) { return true, nil }
 func (m otherMember) Break(why error)          { m.declared <- why.Error() }
 

@@ -372,6 +372,19 @@ def claim_that_does_not_end() -> None:
     assert fake.fake_claiming() == 1
 
 
+def clone_that_is_not_there(given_back: bool) -> None:
+    """For a process that ends while a clone is made, which the group may have given back, and its server with it."""
+    child, port = start_server()
+    store = client(port)
+    before = connections(port)
+    os.kill(child, signal.SIGSTOP)
+    programs.await_stop(child)
+    claimer = claimer_in_no_time(store)
+    wait_until(lambda: connections(port) == before + 1)
+    if given_back:
+        fake.fake_release_claimer(claimer)
+
+
 @scenario
 def claim_without_a_server_says_why() -> None:
     with server_elsewhere() as (_, port):

@@ -92,6 +92,8 @@ ENDINGS = {
         "threading.Thread(target=w.wait, daemon=True).start()"
     ),
     "claim in a store whose server is stopped": "import shim_store; shim_store.claim_that_does_not_end()",
+    "clone of a store whose server is stopped": "import shim_store; shim_store.clone_that_is_not_there(False)",
+    "clone of such a store, given back": "import shim_store; shim_store.clone_that_is_not_there(True)",
 }
 
 

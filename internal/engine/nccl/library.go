@@ -151,7 +151,16 @@ func failed(result C.int) error {
 	if detail := C.GoString(C.last_error(nil)); detail != "" {
 		text += ": " + detail
 	}
-	return errors.New(text)
+	return errorOf(result, text)
+}
+
+// errorOf returns the error for a result that is one.
+func errorOf(result C.int, text string) error {
+	err := errors.New(text)
+	if result == C.SCN_INVALID_ARGUMENT || result == C.SCN_INVALID_USAGE {
+		return vendor.Refusal(err)
+	}
+	return err // also where the library says that it is its own, as it does of connections that were cut
 }
 
 // Name implements vendor.Library.

@@ -25,7 +25,7 @@ typedef struct scn_config {
 typedef struct ncclComm *scn_comm;
 typedef struct CUstream_st *scn_stream;
 
-enum { SCN_SUCCESS = 0, SCN_IN_PROGRESS = 7 };
+enum { SCN_SUCCESS = 0, SCN_INVALID_ARGUMENT = 4, SCN_INVALID_USAGE = 5, SCN_IN_PROGRESS = 7 };
 enum {
   SCN_INT8,
   SCN_UINT8,

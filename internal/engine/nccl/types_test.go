@@ -174,3 +174,23 @@ func TestNVIDIAsLibrary(t *testing.T) {
 	_, err = Library{}.Join(id[1:], 2, 0, vendor.Group{})
 	require.ErrorContains(t, err, "has 127 bytes")
 }
+
+// A call that NCCL refuses is this process's own fault. All else may come of the death of another one.
+func TestResultsThatAnotherProcessMayHaveCaused(t *testing.T) {
+	for _, of := range []struct {
+		result  string
+		refusal bool
+		err     error
+	}{
+		{"ncclUnhandledCudaError", false, errorOf(1, "x")},
+		{"ncclSystemError", false, errorOf(2, "x")},
+		{"ncclInternalError", false, errorOf(3, "x")},
+		{"ncclInvalidArgument", true, errorOf(4, "x")},
+		{"ncclInvalidUsage", true, errorOf(5, "x")},
+		{"ncclRemoteError", false, errorOf(6, "x")},
+	} {
+		_, refused := any(of.err).(interface{ Unwrap() error })
+		require.Equal(t, of.refusal, refused, of.result)
+		require.EqualError(t, of.err, "x")
+	}
+}

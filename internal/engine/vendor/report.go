@@ -5,10 +5,18 @@ import (
 	"time"
 )
 
-// reported is an error that a library has reported. Another process may have caused it.
+// reported is an error that a library has reported. Unless it is a refusal, another process may have caused it.
 type reported struct{ error }
 
 func (r reported) Unwrap() error { return r.error }
+
+// refusal is the error of a library for a call that it refuses.
+type refusal struct{ error }
+
+func (r refusal) Unwrap() error { return r.error }
+
+// Refusal returns the error of a library for a call that it refuses, because of its arguments for example. No other process has caused it.
+func Refusal(err error) error { return refusal{err} }
 
 // timeoutMargin is how long before the first timeout of an operation the group fails by an error of the library, so that all ranks hear of that
 // first.
@@ -21,7 +29,7 @@ const timeoutMargin = 500 * time.Millisecond
 func (e *Engine) report(err error, goOn func() error) {
 	e.reports.Add(1)
 	defer e.reports.Add(-1)
-	if errors.As(err, new(reported)) {
+	if errors.As(err, new(reported)) && !errors.As(err, new(refusal)) {
 		end := time.Now().Add(e.group.ReportWait)
 		if first, has := e.pool.firstTimeout(e.group.Run.Handle()); has && first.Add(-timeoutMargin).Before(end) {
 			end = first.Add(-timeoutMargin)

@@ -145,7 +145,7 @@ func TestReportsComeBeforeTimeouts(t *testing.T) {
 // What is no report of the library makes the group fail at once.
 func TestOtherErrorsWaitForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, err := range []error{ErrInterrupted, errEnding, errors.New("out of memory")} {
+		for _, err := range []error{ErrInterrupted, errEnding, errors.New("out of memory"), reported{fmt.Errorf("ncclAllReduce: %w", Refusal(errors.New("invalid argument")))}} {
 			e, failed, after := failedAt()
 			e.report(fmt.Errorf("all_reduce: %w", err), func() error { return nil })
 			require.ErrorIs(t, <-failed, err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"sagecomm/internal/handshake"
@@ -47,15 +48,23 @@ func (n *Node) accept(l net.Listener) {
 	}
 }
 
-// bounded is a connection of which only so much is read before the other end has proved something.
+// bounded is a connection of which only so much is read before the other end has proved something. Within TLS it notes afterwards when bytes have
+// come.
 type bounded struct {
 	net.Conn
-	left int // below 0: no bound
+	left int          // below 0: no bound
+	came atomic.Int64 // 1 + when bytes came that TLS has not made anything of yet, in ns since `epoch`; 0: none
 }
+
+// epoch is when the clock of bounded begins.
+var epoch = time.Now()
 
 func (b *bounded) Read(p []byte) (int, error) {
 	if b.left < 0 {
-		return b.Conn.Read(p)
+		b.came.Store(0)
+		n, err := b.Conn.Read(p)
+		b.came.Store(1 + int64(time.Since(epoch)))
+		return n, err
 	}
 	if b.left == 0 {
 		return 0, handshake.ErrStranger
@@ -199,17 +208,17 @@ func (n *Node) reserve(i introduction, raw *net.TCPConn) (*incoming, byte) {
 func (n *Node) giveUp(from Identity, in *incoming) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if p := n.peer(from); p.incoming == in {
+	if p := n.peers[from]; p != nil && p.incoming == in {
 		n.forget(p)
 		p.signal()
+		n.tidy(from)
 	}
 }
 
 // take adds a connection that was answered to its attempt, which may be complete now.
 func (n *Node) take(i introduction, in *incoming, c net.Conn) {
 	n.mu.Lock()
-	p := n.peer(i.from)
-	if p.incoming != in {
+	if p := n.peers[i.from]; p == nil || p.incoming != in {
 		n.mu.Unlock()
 		return // it was closed with the attempt
 	}

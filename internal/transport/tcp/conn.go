@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +32,8 @@ type conn struct {
 	raw   syscall.RawConn // of tcp
 	plain bool            // without TLS: read by readv, and frames have checksums
 	sums  bool            // which cover payloads
-	out   *outbox         // with TLS: what is to be sent
+	out   *outbox         // with TLS: what is to be sent,
+	below *bounded        // and where its records come from
 	net.Conn
 
 	sending struct {
@@ -87,6 +89,7 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 	n := &conn{link: l, index: index, Conn: c, tcp: tcp, raw: raw, plain: plain, sums: plain && l.sums, ended: make(chan struct{})}
 	if !plain {
 		n.out = newOutbox()
+		n.below = c.(*tls.Conn).NetConn().(*bounded)
 	}
 	n.receiving.intake = make([]byte, intakeBytes)
 	n.makeLook()
@@ -141,7 +144,9 @@ func (c *conn) runSecure() error {
 		err := c.locked(func(bufs [][]byte) (int, error) {
 			for _, b := range bufs {
 				if len(b) > 0 {
-					return c.Read(b)
+					n, err := c.Read(b)
+					c.below.came.Store(0)
+					return n, err
 				}
 			}
 			return 0, io.ErrNoProgress

@@ -11,8 +11,8 @@ type Costs struct {
 	Frame     float64 // of each further frame in a burst of frames without payload
 	Byte      float64 // of each byte in a burst of long payloads
 	Network   float64 // the shortest round trip of a packet that the kernel has seen: no process takes part in it
-	// Unclear: no burst took longer than the shortest round trip, which is a part of it. So others had the processors, and the link may be as fast
-	// as any.
+	// Unclear: no burst took longer than the shortest round trip, which is a part of it, or one of frames was not repeated behind round trips that
+	// were far shorter. So others had the processors, and the link may be as fast as any.
 	Unclear bool
 }
 
@@ -49,9 +49,10 @@ func measureCosts(limit time.Duration, send func(until time.Duration, frames int
 		b.trips(limit/4, probeTrips)
 		took, answered = b.least(limit/4, probeBursts, burstFrames, false)
 	}
-	if answered {
+	frames, slow := took, b.trip // of when frames were sent
+	measured := answered
+	if measured {
 		found.Unclear = false
-		found.Frame = (took - b.trip).Seconds() / burstFrames
 	}
 	unclear := false
 	for i, last := 0, len(probePayloads)-1; ; i = min(i+1, last) {
@@ -68,6 +69,14 @@ func measureCosts(limit time.Duration, send func(until time.Duration, frames int
 		if took >= longestBurst || i == last {
 			break
 		}
+	}
+	if measured && slow-b.trip > frames-slow { // others had the processors until then: more of the burst was their time than that of frames
+		took, measured = b.least(limit, probeBursts, burstFrames, false)
+		frames, measured = min(frames, took), measured && took > b.trip
+		unclear = unclear || !measured
+	}
+	if measured {
+		found.Frame = (frames - b.trip).Seconds() / burstFrames
 	}
 	found.Unclear = found.Unclear || unclear
 	found.RoundTrip = b.trip.Seconds()

@@ -76,11 +76,30 @@ func TestCostsOfBursts(t *testing.T) {
 			want:   Costs{RoundTrip: 50e-6, Frame: 1e-6, Byte: 10e-6 / probeBytes},
 			bursts: [4]int{2, 2, 2, 2},
 		},
-		// The first burst of payloads takes longer than longestBurst, and less than the trips so far: it says nothing, and is no reason to end.
+		// The first burst of payloads takes longer than longestBurst, and less than the trips so far: it says nothing, and is no reason to end. So are
+		// the frames of before: they are sent again.
 		"round trips that others disturb until payloads are sent": {
-			link: scripted{trips: append(repeat(4, 1300*us), 50*us), frames: append(only(1332*us), 1600*us),
+			link: scripted{trips: append(repeat(4, 1300*us), 50*us), frames: append(append(only(1301*us), repeat(3, 1600*us)...), 82*us),
 				payloads: map[int][]time.Duration{1: only(1200*us, 1200*us, 60*us), 4: only(90 * us), 16: only(210 * us), 32: only(370 * us)}},
 			want:   Costs{RoundTrip: 50e-6, Frame: 1e-6, Byte: 10e-6 / probeBytes},
+			bursts: [4]int{2, 2, 2, 2},
+		},
+		"round trips that others disturb a little until payloads are sent": { // frames are not sent again
+			link: scripted{trips: append(repeat(probeTrips, 60*us), 50*us), frames: append(repeat(probeBursts, 82*us), 200*us),
+				payloads: map[int][]time.Duration{1: only(59 * us), 4: only(90 * us), 16: only(210 * us), 32: only(370 * us)}},
+			want:   Costs{RoundTrip: 50e-6, Frame: 1e-6, Byte: 10e-6 / probeBytes},
+			bursts: [4]int{2, 2, 2, 2},
+		},
+		"round trips that others disturb until payloads are sent, and no time for frames behind them": {
+			link: scripted{trips: append(repeat(4, 1300*us), 50*us), frames: append(append(only(1301*us), repeat(3, 1600*us)...), time.Second),
+				payloads: map[int][]time.Duration{1: only(1200*us, 1200*us, 60*us), 4: only(90 * us), 16: only(210 * us), 32: only(370 * us)}},
+			want:   Costs{RoundTrip: 50e-6, Byte: 10e-6 / probeBytes, Unclear: true},
+			bursts: [4]int{2, 2, 2, 2},
+		},
+		"round trips that others disturb until payloads are sent, and frames behind them too": {
+			link: scripted{trips: append(repeat(4, 1300*us), 50*us), frames: append(append(only(1301*us), repeat(3, 1600*us)...), 50*us),
+				payloads: map[int][]time.Duration{1: only(1200*us, 1200*us, 60*us), 4: only(90 * us), 16: only(210 * us), 32: only(370 * us)}},
+			want:   Costs{RoundTrip: 50e-6, Byte: 10e-6 / probeBytes, Unclear: true},
 			bursts: [4]int{2, 2, 2, 2},
 		},
 		"long payloads that others disturb": {

@@ -49,8 +49,12 @@ func TestTimerAndLastConnection(t *testing.T) {
 	require.Eventually(t, func() bool {
 		b.Node.mu.Lock()
 		defer b.Node.mu.Unlock()
-		in = b.peers[i.from].incoming
-		return in != nil && in.ready == 2
+		p := b.peers[i.from]
+		if p == nil {
+			return false
+		}
+		in = p.incoming
+		return in.ready == 2
 	}, soon, time.Millisecond, "two connections")
 	b.Node.mu.Lock()
 	conns, raws := in.conns, in.tcp
@@ -59,7 +63,7 @@ func TestTimerAndLastConnection(t *testing.T) {
 	require.ErrorIs(t, b.up(i.from, conns[:1], raws[:1], in.sums, in), errGivenUp)
 	b.Node.mu.Lock()
 	defer b.Node.mu.Unlock()
-	require.Nil(t, b.peers[i.from].link)
+	require.Nil(t, b.peers[i.from])
 }
 
 // A link over which nothing has come counts as an attempt: the other process may never have had it. Nobody is told of its end, and the other
@@ -281,4 +285,46 @@ func TestAttemptThatIsOlderThanTheLink(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []byte{crossed}, answer)
 	require.NoError(t, link.Err())
+}
+
+// A node keeps nothing of processes that came and went, or never came.
+func TestProcessesThatAreGoneAreForgotten(t *testing.T) {
+	noLeaks(t)
+	known := func(e *end) int {
+		e.Node.mu.Lock()
+		defer e.Node.mu.Unlock()
+		return len(e.peers)
+	}
+	b := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: 300 * time.Millisecond}
+	})
+	for range 3 {
+		a := newEnd(t, nil)
+		a.linkTo(t, b)
+		link := b.linkOf(t, a)
+		waits, ctx := make(chan *Link), context.WithoutCancel(t.Context())
+		go func() { waits <- b.Await(ctx, a.id, soon) }()
+		require.Same(t, link, <-waits)
+		require.Equal(t, 1, known(b))
+		a.Close()
+		require.Error(t, b.awaitLoss(t))
+		require.Equal(t, 1, known(b), "a lost link is not made again")
+		b.Forget(link)
+		require.Zero(t, known(b))
+		_, err := b.dialTo(a)
+		require.Error(t, err)
+		require.Nil(t, b.Await(t.Context(), a.id, time.Nanosecond))
+		require.Zero(t, known(b))
+		again := newEnd(t, func(c *Config) { c.Self = a.id })
+		again.linkTo(t, b)
+		b.Forget(b.linkOf(t, again))
+		require.Equal(t, 1, known(b), "a link that is not lost stays")
+		again.Close()
+		require.Error(t, b.awaitLoss(t))
+		b.Forget(b.linkOf(t, again))
+	}
+	i := introduction{from: Identity{1}, to: b.id, attempt: 1, data: 2}
+	proved(t, b, i) // the first connection of a link that is never complete
+	require.Equal(t, 1, known(b))
+	require.Eventually(t, func() bool { return known(b) == 0 }, soon, time.Millisecond)
 }

@@ -23,3 +23,11 @@ func (l *Link) TryFlush(on int) (sent bool, err error) {
 	}
 	return sent, nil
 }
+
+// AfterSent calls a function, once, when the kernel has all that was sent until now: within TLS, where a goroutine sends. Else it does nothing, and
+// TryFlush is to be called again. The function waits for nothing. It may not be called where the link is lost.
+func (l *Link) AfterSent(on int, call func()) {
+	if c := l.conns[on]; c.out != nil {
+		c.out.after(call)
+	}
+}

@@ -23,6 +23,12 @@ var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Mi
 // looks is how often links are looked at: more often than heartbeats are sent, because twice a look is a part of the time until a loss is found.
 func (t Timing) looks() time.Duration { return t.Beat / 2 }
 
+// probing returns how much of the time without progress counts before a probe is without an answer, by the retransmission timeout: as long as it
+// takes until there are two, but so much that the answer to the second one may still come.
+func (t Timing) probing(rto time.Duration) time.Duration {
+	return max(0, min(3*rto+t.looks(), t.Unacked-rto-t.looks()))
+}
+
 // mostUnsent is how much a connection may hold before heartbeats are left out: the other process is stopped, and they would pile up.
 const mostUnsent = 4 << 10
 
@@ -31,6 +37,9 @@ const stopped = time.Second
 
 // errUnacknowledged is the reason of a loss.
 var errUnacknowledged = errors.New("its host does not acknowledge what was sent: it is down, or the network between is cut")
+
+// errDamagedRecord is the reason of a loss within TLS.
+var errDamagedRecord = errors.New("what comes is no record of TLS of the other process: it was damaged or changed on the way")
 
 // watch looks at all links until the node is closed.
 func (n *Node) watch() {
@@ -64,12 +73,26 @@ func (l *Link) look(now time.Time, late bool) error {
 		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
 			return fmt.Errorf("%w (%v)", errUnacknowledged, waited.Round(100*time.Millisecond))
 		}
+		if !late && c.standsStill(l.node.config.Timing.Unacked) {
+			return &frameError{errDamagedRecord}
+		}
 		idle := time.Duration(l.now()-c.sent.Load()) >= l.node.config.Timing.Beat
 		if err := c.beat(idle && k.queued <= mostUnsent); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// standsStill reports whether the goroutine that reads within TLS has made nothing of what came so long ago, while the other one writes. Of a record that
+// is damaged TLS tells the other process, behind what is being written. That one may do the same, and neither reads any more: kernels answer
+// each other, and nothing else would end the link.
+func (c *conn) standsStill(limit time.Duration) bool {
+	if c.out == nil {
+		return false
+	}
+	came := c.below.came.Load()
+	return came != 0 && int64(time.Since(epoch))+1-came >= int64(limit) && c.out.isWriting()
 }
 
 // beat sends what is left of a frame and, where nothing else waits, a heartbeat if one is due. It does not wait: the watch of all links calls it.
@@ -94,7 +117,7 @@ type kernelState struct {
 	acked   uint64        // bytes that it has acknowledged in all
 	packets bool          // packets are on the way
 	probes  bool          // a probe of a window that is full, or of a way that takes nothing, is without an answer
-	probing time.Duration // the kernel has sent two probes so long after a packet that did not leave this host
+	probing time.Duration // so long after a packet that did not leave this host the kernel has sent two probes, or that counts at most
 }
 
 // progress is since when a connection has made none.
@@ -134,7 +157,9 @@ func (c *conn) kernel() (k kernelState, err error) {
 		// The kernel counts a probe after it was sent. On a link without delay its answer has come by then, so one may be an old one.
 		k.acked, k.packets, k.probes = info.Bytes_acked, info.Unacked > 0, info.Probes > 1
 		// The first probe comes a retransmission timeout after the packet, and the second one two behind it. The next look sees that.
-		k.probing = 3*time.Duration(info.Rto)*time.Microsecond + c.link.node.config.Timing.looks()
+		// The answer to that may take as long as the timeout.
+		rto, timing := time.Duration(info.Rto)*time.Microsecond, c.link.node.config.Timing
+		k.probing = timing.probing(rto)
 		k.queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
 	})
 	if failed != nil {

@@ -221,7 +221,7 @@ func TestBoundOfALoss(t *testing.T) {
 				var beat, found time.Duration
 				p.look(kernelState{acked: 9}, cut.Add(phase-every), true)
 				for at := phase; found == 0; at += every {
-					k := kernelState{acked: 9, probing: 3*rto + DefaultTiming.looks()}
+					k := kernelState{acked: 9, probing: DefaultTiming.probing(rto)}
 					if beat != 0 {
 						k.queued, k.packets, k.probes = HeaderBytes, !hole, hole && at-beat >= 3*rto
 					}
@@ -237,6 +237,25 @@ func TestBoundOfALoss(t *testing.T) {
 				require.GreaterOrEqual(t, found, DefaultTiming.Unacked, name)
 			}
 		}
+	}
+}
+
+// One probe that is lost is no loss of a link whose window was full for long: the answer to the next one counts.
+func TestLostProbeOfAFullWindow(t *testing.T) {
+	for rto := 200 * time.Millisecond; rto < DefaultTiming.Unacked-DefaultTiming.looks(); rto += 25 * time.Millisecond {
+		full, every := kernelState{queued: 5, acked: 9, probing: DefaultTiming.probing(rto)}, DefaultTiming.looks()
+		probed := full
+		probed.probes = true
+		now := time.Now()
+		var p progress
+		for range 50 {
+			require.Zero(t, p.look(full, now, false))
+			now = now.Add(every)
+		}
+		for first := now; now.Sub(first) < rto; now = now.Add(every) { // that one is on its way
+			require.Less(t, p.look(probed, now, false), DefaultTiming.Unacked, "%v of %v", now.Sub(first), rto)
+		}
+		require.Zero(t, p.look(full, now, false))
 	}
 }
 
@@ -268,10 +287,7 @@ func TestHeartbeatDoesNotWait(t *testing.T) {
 		require.NoError(t, err)
 		return k.queued == 0
 	}, soon, time.Millisecond, "what was sent is acknowledged")
-	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
-	require.NoError(t, there.raw.Control(func(fd uintptr) {
-		require.NoError(t, unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &nothing}))
-	}))
+	there.hearsNothing(t)
 	c.sending.Lock()
 	for n := 1; n > 0; { // bytes of no frame, so that no rest of one waits
 		var err error

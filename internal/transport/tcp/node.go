@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"sagecomm/internal/handshake"
 )
 
@@ -79,25 +77,6 @@ type Node struct {
 	peers     map[Identity]*peer
 	strangers *list.List // of net.Conn, the oldest one first
 	expected  int        // processes that may be about to make links
-}
-
-// peer is what the node knows of one process.
-type peer struct {
-	link     *Link // stays when it is lost, so that it is not made again, unless nothing has come over it or Forget is called
-	dialing  bool
-	newest   uint64 // the highest attempt of the other process
-	incoming *incoming
-	changed  chan struct{} // closed, and replaced, when something of this has changed
-}
-
-// incoming are connections of one attempt of the other process, which are not complete yet.
-type incoming struct {
-	attempt uint64
-	sums    bool // payloads have checksums
-	conns   []net.Conn
-	tcp     []*net.TCPConn
-	ready   int
-	timer   *time.Timer
 }
 
 var (
@@ -214,44 +193,6 @@ func (n *Node) list() (links []*Link) {
 	return links
 }
 
-// peer returns what is known of a process.
-// Requires: the lock.
-func (n *Node) peer(id Identity) *peer {
-	p := n.peers[id]
-	if p == nil {
-		p = &peer{changed: make(chan struct{})}
-		n.peers[id] = p
-	}
-	return p
-}
-
-// has reports whether there is a link to a process.
-func (n *Node) has(id Identity) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.peer(id).link != nil
-}
-
-func (p *peer) signal() {
-	close(p.changed)
-	p.changed = make(chan struct{})
-}
-
-// forget drops connections of an attempt that is not complete.
-// Requires: the lock.
-func (n *Node) forget(p *peer) {
-	if p.incoming == nil {
-		return
-	}
-	p.incoming.timer.Stop()
-	for _, c := range p.incoming.tcp {
-		if c != nil {
-			n.close(c)
-		}
-	}
-	p.incoming = nil
-}
-
 // heard takes note of the first bytes that have come over a link.
 func (n *Node) heard(l *Link) {
 	n.mu.Lock()
@@ -273,6 +214,7 @@ func (n *Node) ended(l *Link) (attempt bool) {
 	if p := n.peers[l.peer]; p != nil && p.link == l {
 		p.link = nil
 		p.signal()
+		n.tidy(l.peer)
 	}
 	return true
 }
@@ -284,26 +226,8 @@ func (n *Node) Forget(l *Link) {
 	if p := n.peers[l.peer]; p != nil && p.link == l && l.Err() != nil {
 		p.link = nil
 		p.signal()
+		n.tidy(l.peer)
 	}
-}
-
-// dead reports whether a connection of the attempt has ended. Nobody reads them yet.
-// Requires: the lock.
-func (in *incoming) dead() (ended bool) {
-	for _, c := range in.tcp {
-		if c == nil {
-			continue
-		}
-		raw, err := c.SyscallConn()
-		if err == nil {
-			err = raw.Control(func(fd uintptr) {
-				n, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
-				ended = ended || err == nil && n == 0 || err != nil && err != unix.EAGAIN && err != unix.EINTR
-			})
-		}
-		ended = ended || err != nil
-	}
-	return ended
 }
 
 // Link returns the link to a process that listens at one of the addresses, which are tried in their order. It makes the link if there is none. A
@@ -313,9 +237,10 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort, key h
 	if id == n.config.Self {
 		return nil, errors.New("internal error: a link of a process to itself")
 	}
+	p := n.use(id)
+	defer n.leave(id, p)
 	for {
 		n.mu.Lock()
-		p := n.peer(id)
 		if p.incoming != nil && p.incoming.dead() {
 			n.forget(p)
 		}
@@ -364,9 +289,10 @@ func (n *Node) Link(ctx context.Context, id Identity, at []netip.AddrPort, key h
 func (n *Node) Await(ctx context.Context, id Identity, atMost time.Duration) *Link {
 	over := time.NewTimer(atMost)
 	defer over.Stop()
+	p := n.use(id)
+	defer n.leave(id, p)
 	for {
 		n.mu.Lock()
-		p := n.peer(id)
 		l, changed := p.link, p.changed
 		n.mu.Unlock()
 		if l != nil && l.heard.Load() {
@@ -397,6 +323,7 @@ func (n *Node) up(id Identity, conns []net.Conn, raws []*net.TCPConn, sums bool,
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.peer(id)
+	defer n.tidy(id)
 	if n.closed {
 		return errNodeClosed
 	}

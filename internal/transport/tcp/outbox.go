@@ -16,10 +16,19 @@ type outbox struct {
 	room    sync.Cond     // the goroutine has taken everything, or the end has come
 	waiting []byte        // encoded frames that the goroutine has not taken
 	senders int           // that wait for room
+	added   uint64        // bytes so far,
+	written uint64        // and those of them that were written
+	awaited []awaited     // in order
 	writing bool          // the goroutine writes what it has taken
 	closed  bool          // nothing is added any more, and the goroutine ends when it has written everything
 	failed  error         // a write has failed: nothing is written any more
 	done    chan struct{} // closed when the goroutine has ended
+}
+
+// awaited is what is called when so many bytes were written.
+type awaited struct {
+	bytes uint64
+	call  func()
 }
 
 func newOutbox() *outbox {
@@ -54,8 +63,34 @@ func (o *outbox) put(h *Header, payload [][]byte, wait bool) (taken bool, err er
 	for _, p := range payload {
 		o.waiting = append(o.waiting, p...)
 	}
+	o.added += uint64(size)
 	o.filled.Signal()
 	return true, nil
+}
+
+// after calls a function when all that was added until now is written, unless a write fails. The function waits for nothing.
+func (o *outbox) after(call func()) {
+	o.mu.Lock()
+	if o.written < o.added && o.failed == nil {
+		o.awaited = append(o.awaited, awaited{o.added, call})
+		call = nil
+	}
+	o.mu.Unlock()
+	if call != nil {
+		call()
+	}
+}
+
+// wrote takes note that bytes were written, and returns what is to be called.
+// Requires: the lock.
+func (o *outbox) wrote(n int) (calls []awaited) {
+	o.written += uint64(n)
+	due := 0
+	for due < len(o.awaited) && o.awaited[due].bytes <= o.written {
+		due++
+	}
+	calls, o.awaited = o.awaited[:due], o.awaited[due:]
+	return calls
 }
 
 // full reports whether there is no room for so many bytes.
@@ -67,6 +102,13 @@ func (o *outbox) empty() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.waiting) == 0 && !o.writing
+}
+
+// isWriting reports whether the goroutine writes.
+func (o *outbox) isWriting() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.writing
 }
 
 // close lets nobody add anything any more. What is there is still written.
@@ -97,13 +139,19 @@ func (o *outbox) run(write func([]byte) (int, error)) error {
 		_, err := write(text)
 		o.mu.Lock()
 		o.writing = false
+		var calls []awaited
 		if err != nil {
-			o.failed, o.waiting = err, nil
+			o.failed, o.waiting, o.awaited = err, nil, nil
 			o.room.Broadcast()
+		} else {
+			calls = o.wrote(len(text))
 		}
 		o.mu.Unlock()
 		if err != nil {
 			return err
+		}
+		for _, a := range calls {
+			a.call()
 		}
 	}
 }

@@ -75,7 +75,7 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 		return false, err
 	}
 	if h.Bytes >= longPayload && !c.hasRoom() {
-		return false, nil // before the checksum takes time
+		return false, nil // before the checksum, or a copy of what does not fit, takes time
 	}
 	bufs := c.encode(h, payload)
 	defer clear(s.bufs)
@@ -93,13 +93,12 @@ func (c *conn) trySend(h *Header, payload [][]byte) (taken bool, err error) {
 	return true, nil
 }
 
-// hasRoom reports whether a third of the send buffer is free, or the kernel does not tell. To ask by poll would make the kernel wake the goroutine that reads
-// as soon as that is so, which takes the processor from the threads that poll.
+// hasRoom reports whether a third of the send buffer is free, or the kernel does not tell. To ask by poll would make the kernel wake the goroutine that
+// reads as soon as that is so, which takes the processor from the threads that poll.
 func (c *conn) hasRoom() (is bool) {
 	failed := c.raw.Control(func(fd uintptr) {
-		queued, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
-		room, failed := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
-		is = err != nil || failed != nil || queued <= room-room/3
+		queued, most, err := sendMemory(fd)
+		is = err != nil || queued <= most-most/3
 	})
 	return is || failed != nil
 }

@@ -5,8 +5,10 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // toSlowEnd returns an end that reads nothing behind its first frame before goOn, and the link to it, on which no heartbeat takes the rest of a frame
@@ -123,4 +125,32 @@ func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
 	}
 	<-done
 	require.NoError(t, there.Err())
+}
+
+// Who only tries to send learns that the connection was reset, and is not told that it is full.
+func TestResetOfAFullConnection(t *testing.T) {
+	noLeaks(t)
+	unwatched := func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon} }
+	a, b := newEnd(t, unwatched), newEnd(t, unwatched)
+	slow := make(chan struct{})
+	defer close(slow)
+	b.set(func(int, *Header) ([][]byte, error) { <-slow; return nil, nil })
+	there, back := a.linkTo(t, b), b.linkOf(t, a)
+	there.Attend() // nobody here reads, who would notice the reset
+	defer there.Leave()
+	c := there.conns[1]
+	for n := uint64(1); c.hasRoom(); n++ {
+		_, err := there.TrySend(1, message(n), make([]byte, MaxMessage))
+		require.NoError(t, err)
+	}
+	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	require.NoError(t, back.conns[1].raw.Control(func(fd uintptr) { // the socket is disconnected: closing it would wait for the reader
+		_, _, no := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+		require.Zero(t, no)
+	}))
+	require.Eventually(t, c.hasRoom, soon, time.Millisecond)
+	require.Eventually(t, func() bool {
+		_, err := there.TrySend(1, message(9), make([]byte, MaxMessage))
+		return err != nil
+	}, soon, time.Millisecond)
 }
