@@ -24,9 +24,9 @@ from typing import Any
 NETWORK = "10.77.0"  # of each bed, behind its own switch
 PORT = 29500  # of the store on host 0
 
-# A cable that has a rate: bytes that may pass at once, more than a segment of TCP before the interface cuts it into
-# packets, and what waits in front of it for so long at most, as in the queue of a switch.
-BURST = "128kb"
+# A cable that has a rate: bytes that pass at once after a rest, as many as pass while the machine is late at a rate of
+# some gigabits, and how long what waits in front of it waits at most, as in the queue of a switch.
+BURST = "96kb"
 QUEUE = "10ms"
 
 _numbers = itertools.count()
