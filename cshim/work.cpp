@@ -185,7 +185,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     done_.store(true, std::memory_order_release);
-    future = future_;
+    future = hostWaits() ? future_ : nullptr; // getFuture() has completed that of a joined operation
     futureResult = futureResult_;
   }
   cv_.notify_all();
@@ -328,8 +328,13 @@ void Work::awaitOnDevice() const {
   }
 }
 
+// The operations of a group that has failed end at once, and the thread that completes them comes a moment later.
+bool Work::groupHasFailed() const {
+  return core().group_error(group_->group, nullptr) < 0;
+}
+
 bool Work::wait(milliseconds timeout) {
-  if (!done() && (hostWaits() || timeout > kNoTimeout)) {
+  if (!done() && (hostWaits() || timeout > kNoTimeout || groupHasFailed())) {
     WithoutGil unlocked;
     if (!waitUntilDone(timeout)) {
       raiseWaitTimeout(timeout);

@@ -8,7 +8,8 @@
 // the final status (the done function may be queued behind others). Then staged outputs are written back, the
 // profiler range ends, waiters wake up, tensors are released, hooks run, and Futures run their callbacks, in this
 // order. The outputs of an operation on a device are only queued to be written by then, in a stream that whoever
-// waits makes its own stream wait for (device_work.hpp).
+// waits makes its own stream wait for (device_work.hpp). Where that is so when the call returns, the operation is
+// joined: wait() does not wait on the host, and the Future of the outputs is complete when it is made.
 #pragma once
 
 #include <atomic>
@@ -128,7 +129,7 @@ class Work final : public c10d::Work {
   std::vector<at::Tensor> result() override;
   void synchronize() override;
   // Waits for the operation's end, on a device whose streams can wait for it only in the current stream, so that a later
-  // failure is raised by the group's next operation. kNoTimeout leaves the limit to the operation's own timeout. A timeout that expires raises
+  // failure is raised by the group's next operation. One that the group has had already is raised here. kNoTimeout leaves the limit to the operation's own timeout. A timeout that expires raises
   // and leaves the operation running.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
@@ -151,10 +152,12 @@ class Work final : public c10d::Work {
   void cannotWrite(const GroupInfo& group, const std::string& why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);
+  bool groupHasFailed() const; // requires: the operation has not ended
   void waitBriefly();
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;
   void awaitOnDevice() const;
+  // Requires: the operation has ended, or is joined.
   void finishFuture(c10::ivalue::Future& future) const;
   void finishResult(c10::ivalue::Future& future) const;
 
@@ -165,7 +168,7 @@ class Work final : public c10d::Work {
 
   template <class Finish>
   c10::intrusive_ptr<c10::ivalue::Future> futureIn(
-      c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish);
+      c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, bool atOnce, Finish&& finish);
 
   const char* const name_;
   const std::chrono::milliseconds timeout_; // the operation's, for getTimeout()

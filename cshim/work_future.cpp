@@ -12,12 +12,12 @@
 
 namespace sagecomm {
 
-// Returns the Future in `place`, or makes it. complete() completes a Future that was made before the operation's end. One
-// that is made later is completed here, outside the lock: an error takes the GIL, and a thread that holds the GIL may be
-// waiting for the lock.
+// Returns the Future in `place`, or makes it. complete() completes a Future that was made before the operation's end, unless it was to be
+// completed at once. That one, or one that is made later, is completed here, outside the lock: an error takes the GIL, and a thread that
+// holds the GIL may be waiting for the lock.
 template <class Finish>
 c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
-    c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish) {
+    c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, bool atOnce, Finish&& finish) {
   std::vector<c10::Device> devices;
   if (device_) {
     devices.push_back(device_->device());
@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
     if (place) {
       return place;
     }
-    if (!done()) {
+    if (!atOnce && !done()) {
       place = future;
       return future;
     }
@@ -43,12 +43,16 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
 
 // A thread that waits for a Future cannot drive the operation as Work::wait() does. So the Work waits briefly for an
 // operation that is about to complete, for as long as wait_briefly() of the core allows, before it returns the
-// Future.
+// Future. Nobody has to wait on the host for a joined operation, unless its group has failed.
 void Work::waitBriefly() {
-  if (done() || handle_ == 0) {
+  if (done() || handle_ == 0 || (!hostWaits() && !groupHasFailed())) {
     return;
   }
   WithoutGil unlocked;
+  if (!hostWaits()) {
+    waitUntilDone(kNoTimeout);
+    return;
+  }
   sagecomm_error error;
   const int32_t status = core().wait_briefly(handle_, &error);
   if (status != SAGECOMM_PENDING) {
@@ -59,17 +63,18 @@ void Work::waitBriefly() {
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   waitBriefly();
-  return futureIn(future_, c10::ListType::create(c10::TensorType::get()), [this](auto& f) { finishFuture(f); });
+  return futureIn(
+      future_, c10::ListType::create(c10::TensorType::get()), !hostWaits(), [this](auto& f) { finishFuture(f); });
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
-  return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
+  return futureIn(futureResult_, c10::AnyEnumType::get(), false, [this](auto& f) { finishResult(f); });
 }
 
 // A Future records its events in the streams that are current. So those of a device are behind the outputs. It must not stay open
 // where the device refuses an event, because whoever waits for it waits without a time limit. An error needs no stream.
 void Work::finishFuture(c10::ivalue::Future& future) const {
-  if (error_) {
+  if (done() && error_) {
     future.setError(toException(*error_));
     return;
   }

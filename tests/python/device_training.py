@@ -64,12 +64,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "convolutions": convol
 
 # Without oneDNN, whose convolutions are the CPU's alone.
 @torch.backends.mkldnn.flags(enabled=False)
-def data_parallel(device: str, model: str, hook: str | None) -> str:
-    """Trains with DDP and AdamW, in several buckets, and with batches that come from pinned memory."""
+def data_parallel(device: str, model: str, hook: str | None, joined: bool = False) -> str:
+    """Trains with DDP and AdamW, in several buckets, and with batches that come from pinned memory. `joined`: operations
+    are joined, so callbacks of futures run in the order of the calls."""
     torch.manual_seed(dist.get_rank())  # DDP broadcasts rank 0's parameters
     on_device = device != "cpu"
-    # PowerSGD has one bucket: callbacks of several would issue their collectives in any order.
-    net = DistributedDataParallel(MODELS[model]().to(device), bucket_cap_mb=1 if hook == "PowerSGD" else 0.001)
+    # Elsewhere callbacks of several buckets would issue PowerSGD's collectives in any order.
+    one_bucket = hook == "PowerSGD" and not joined
+    net = DistributedDataParallel(MODELS[model]().to(device), bucket_cap_mb=1 if one_bucket else 0.001)
     if hook is not None:
         net.register_comm_hook(*HOOKS[hook]())
     # foreach is the default on CUDA alone, and rounds in another order.

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +49,44 @@ def nothing_waits_on_the_host() -> None:
     for out, value in zip(outs, (SUM, 2 * SUM, SUM), strict=True):
         expect(out, value + 1)
     until(work.is_completed)  # a thread of the host notices the end
+
+
+def futures_wait_on_the_stream() -> None:
+    """A future is complete at once, as wait() returns at once, and callbacks come behind the outputs."""
+    xs, order = [full(0) for _ in range(FEW)], list[int]()
+
+    def callback(n: int, future: torch.futures.Future) -> torch.Tensor:
+        order.append(n)
+        result: torch.Tensor = future.value()[0] + n
+        return result
+
+    torch.accelerator.synchronize()
+    with held(main_stream()):
+        for x in xs:
+            x += mine()
+        works = [dist.all_reduce(x, async_op=True) for x in xs]
+        chained = [work.get_future().then(partial(callback, n)) for n, work in enumerate(works)]
+        outs = [future.wait() for future in chained]
+        doubled = works[0].get_future().wait()[0] * 2
+        assert not works[0].is_completed()
+    assert order == list(range(FEW))
+    for n, out in enumerate(outs):
+        expect(out, SUM + n)
+    expect(doubled, 2 * SUM)
+
+
+def backward_does_not_wait() -> None:
+    """DDP waits for futures. Its backward pass returns while the stream is held."""
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).to(accelerator()), bucket_cap_mb=0.0001)
+    inputs = torch.full((2, 8), float(mine()), device=accelerator())
+    for _ in range(2):  # the second pass makes the buckets anew, and reads them on the host
+        net(inputs).sum().backward()
+        net.zero_grad()
+    torch.accelerator.synchronize()
+    with held(main_stream()):
+        net(inputs).sum().backward()
+        gradient = net.module.weight.grad * 1
+    expect(gradient, SUM * 2 / dist.get_world_size())
 
 
 def operations_follow_each_other() -> None:
@@ -127,6 +166,8 @@ def next_operation_raises() -> None:
 
 PROGRAMS: list[Callable[[], Any]] = [
     nothing_waits_on_the_host,
+    futures_wait_on_the_stream,
+    backward_does_not_wait,
     operations_follow_each_other,
     outputs_that_nobody_has_waited_for,
     rows_that_are_not_contiguous,
@@ -162,6 +203,26 @@ def batch_of_several_senders(rank: int, size: int, store: str) -> None:
         z += 1
         dist.isend(z, 0).wait()
     torch.cuda.synchronize()
+    cuda_holds.check()
+    dist.destroy_process_group()
+
+
+def wait_in_a_capture(rank: int, size: int, store: str) -> None:
+    """A graph cannot wait for an operation that was issued before its capture began. The capture goes on."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    x, y = full(mine()), full(1)
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    work = dist.all_reduce(x, async_op=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y += 1
+        with pytest.raises(RuntimeError, match="call wait.. before the capture begins"):
+            work.wait()
+    work.wait()
+    expect(x, 2 * SUM)
+    graph.replay()
+    expect(y, 2)
     cuda_holds.check()
     dist.destroy_process_group()
 
@@ -220,10 +281,12 @@ def abort_while_streams_wait(rank: int, size: int, store: str) -> None:
     works = [dist.all_reduce(full(mine(), n), async_op=True) for n in (N, LONG)]
     began = time.monotonic()
     dist.distributed_c10d._get_default_group().abort()
-    torch.cuda.synchronize()
-    assert time.monotonic() - began < 20
     for work in works:
         with pytest.raises(sagecomm.Aborted):
             work.wait()
+        with pytest.raises(sagecomm.Aborted):
+            work.get_future().wait()
+    torch.cuda.synchronize()
+    assert time.monotonic() - began < 20
     expect(z, 5)
     cuda_holds.check()

@@ -2,25 +2,45 @@
 an interface of each host, as between machines, and can be cut off.
 
 The switch is a namespace too, so beds do not see each other, and a process that is killed leaves nothing but names.
-It needs root and iproute2; why_not() says what lacks.
+It needs root and iproute2; why_not() says what lacks. Cables may have a rate, for which the kernel must have the token
+bucket filter (tbf); why_no_rate() says what lacks.
+
+As a program it starts a command for each rank, with the variables that torchrun sets, on hosts of such a network:
+
+    python tests/python/network_bed.py --hosts 2 --ranks 2 --rate 1gbit python -m sagecomm bench all_reduce
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import os
 import shutil
 import subprocess
+import sys
 from typing import Any
 
 NETWORK = "10.77.0"  # of each bed, behind its own switch
+PORT = 29500  # of the store on host 0
+
+# A cable that has a rate: bytes that pass at once after a rest, as many as pass while the machine is late at a rate of
+# some gigabits, and how long what waits in front of it waits at most, as in the queue of a switch.
+BURST = "96kb"
+QUEUE = "10ms"
 
 _numbers = itertools.count()
 
 
-def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}"
+def command(*words: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
+    return done.stdout
+
+
+def ip(*words: str) -> str:
+    return command("ip", *words)
 
 
 def why_not() -> str:
@@ -36,11 +56,36 @@ def why_not() -> str:
     return ""
 
 
-class Network:
-    """A number of hosts. Host 0 has address(0), and so on."""
+def why_no_rate() -> str:
+    """Why cables can have no rate, "" if they can."""
+    if why := why_not():
+        return why
+    if shutil.which("tc") is None:
+        return "there is no tc command (iproute2)"
+    name = f"sagecomm-{os.getpid()}-try"
+    ip("netns", "add", name)
+    try:
+        limit(name, "lo", "1gbit")
+    except AssertionError as error:
+        return f"interfaces cannot have a rate: {error}"
+    finally:
+        ip("netns", "del", name)
+    return ""
 
-    def __init__(self, hosts: int) -> None:
+
+def limit(namespace: str, interface: str, rate: str) -> None:
+    """Limits what an interface sends."""
+    filter = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
+    command("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *filter)
+
+
+class Network:
+    """A number of hosts. Host 0 has address(0), and so on. Each cable lets `rate` pass in each direction, in the words of
+    tc, such as "1gbit"; without one, as much as the machine can."""
+
+    def __init__(self, hosts: int, rate: str = "") -> None:
         self.hosts = hosts
+        self.rate = rate
         self._prefix = f"sagecomm-{os.getpid()}-{next(_numbers)}"
         self._switch = f"{self._prefix}-switch"
         try:
@@ -61,6 +106,9 @@ class Network:
         ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
         ip("-n", name, "link", "set", "eth0", "up")
         ip("-n", name, "link", "set", "lo", "up")
+        if self.rate:
+            limit(name, "eth0", self.rate)
+            limit(self._switch, f"port{host}", self.rate)
 
     def namespace(self, host: int) -> str:
         return f"{self._prefix}-{host}"
@@ -88,6 +136,11 @@ class Network:
         """Lets a host drop what it sends to another one, also answers."""
         ip("-n", self.namespace(source), "route", "add", "blackhole", f"{self.address(destination)}/32")
 
+    def sent(self, host: int) -> int:
+        """Bytes that a host has sent, those of headers included."""
+        (interface,) = json.loads(ip("-json", "-statistics", "-n", self.namespace(host), "link", "show", "eth0"))
+        return int(interface["stats64"]["tx"]["bytes"])
+
     def close(self) -> None:
         for name in [*map(self.namespace, range(self.hosts)), self._switch]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
@@ -97,3 +150,56 @@ class Network:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def start(network: Network, ranks: int, words: list[str]) -> int:
+    """Starts a command for each of so many ranks on each host, and waits for all. When one fails, the others are ended.
+    Returns its exit status."""
+    sizes = [ranks] * network.hosts
+    running = []
+    for rank, environment in enumerate(network.environments(*sizes)):
+        variables = {
+            **environment,
+            "MASTER_PORT": str(PORT),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % ranks),
+            "WORLD_SIZE": str(sum(sizes)),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        at = ["ip", "netns", "exec", network.namespace(rank // ranks)]
+        running.append(subprocess.Popen([*at, *words], env={**os.environ, **variables}))
+    status = 0
+    try:
+        while running and status == 0:
+            pid, code = os.wait()
+            running = [each for each in running if each.pid != pid]
+            status = os.waitstatus_to_exitcode(code)
+    finally:
+        for each in running:
+            each.terminate()
+        for each in running:
+            each.wait()
+    return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Start a command for each rank on hosts that a network joins.")
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="of each host; 1 by default")
+    parser.add_argument("--rate", default="", help="of each cable in each direction, such as 1gbit; no limit by default")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parsed = parser.parse_args()
+    if not parsed.command:
+        parser.error("which command?")
+    if why := why_no_rate() if parsed.rate else why_not():
+        parser.error(why)
+    with Network(parsed.hosts, parsed.rate) as network:
+        status = start(network, parsed.ranks, parsed.command)
+        if status == 0:
+            print(*(f"host {host} has sent {network.sent(host)} bytes" for host in range(network.hosts)), sep="\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

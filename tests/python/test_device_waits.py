@@ -28,6 +28,13 @@ def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
 
 
 @under_schedules
+def test_a_wait_in_a_capture(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    cuda_bed.ranks(
+        "device_waits:wait_in_a_capture", 2, schedule=schedule.name, seed=schedule.seed, EMULATOR_KICK_MS=KICK_MS
+    )
+
+
+@under_schedules
 def test_batch_of_several_senders(cuda_bed: CudaBed, schedule: Schedule) -> None:
     """The streams of a batch do not wait for each other."""
     cuda_bed.ranks(

@@ -24,15 +24,15 @@ pytestmark = [
 ]
 
 CUT_S = 3.0  # until a cut is a failure on all ranks
-PORT = 29500  # of the store, in a namespace that has no other
+SUM = 4 << 20  # bytes that are summed to see what crosses
 
 
 @pytest.fixture
-def network() -> Iterator[Callable[[int], Network]]:
+def network() -> Iterator[Callable[..., Network]]:
     made: list[Network] = []
 
-    def make(hosts: int) -> Network:
-        made.append(Network(hosts))
+    def make(hosts: int, rate: str = "") -> Network:
+        made.append(Network(hosts, rate))
         return made[-1]
 
     yield make
@@ -41,7 +41,7 @@ def network() -> Iterator[Callable[[int], Network]]:
 
 
 def served_by_host_0(common: Any, rank: int, size: int) -> dist.TCPStore:
-    return dist.TCPStore(f"{network_bed.NETWORK}.1", PORT, is_master=rank == 0, wait_for_workers=False)
+    return dist.TCPStore(f"{network_bed.NETWORK}.1", network_bed.PORT, is_master=rank == 0, wait_for_workers=False)
 
 
 def everything() -> list[float]:
@@ -79,6 +79,41 @@ def test_operations_over_a_network(network, fresh_world, sizes):
     ranks = fresh_world(size, network(len(sizes)).environments(*sizes))
     once = [size * (size - 1) / 2, size - 1, *range(size)]
     assert ranks.run(everything, store=served_by_host_0) == [once * 3] * size
+
+
+@pytest.mark.skipif(bool(why := network_bed.why_no_rate()), reason=why)
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2)], ids=str)
+def test_operations_over_cables_with_a_rate(network, fresh_world, sizes):
+    """Connections are full, and bytes wait in front of a cable."""
+    size = sum(sizes)
+    ranks = fresh_world(size, network(len(sizes), "200mbit").environments(*sizes))
+    once = [size * (size - 1) / 2, size - 1, *range(size)]
+    assert ranks.run(everything, store=served_by_host_0) == [once * 3] * size
+
+
+def long_sums(calls: int) -> None:
+    for _ in range(calls):
+        t = torch.ones(SUM // 4)
+        dist.all_reduce(t)
+        assert t[0].item() == t[-1].item() == dist.get_world_size()
+
+
+# What each host sends of a sum of n bytes, by algorithm: 2 (H-1)/H n/q of each of q ranks (docs/algorithms.md), and of
+# a ring, in which one rank of a host sends to another host, what that rank sends.
+@pytest.mark.parametrize(("algorithm", "share"), [("hierarchical", 1.0), ("ring", 1.5)])
+def test_bytes_between_hosts(network, fresh_world, algorithm, share):
+    hosts = network(2)
+    rules = {"SAGECOMM_TUNE": f"all_reduce:1M-inf:{algorithm}"}
+    ranks = fresh_world(4, [each | rules for each in hosts.environments(2, 2)])
+
+    def sent_by(calls: int) -> list[int]:
+        before = [hosts.sent(host) for host in range(2)]
+        ranks.run(long_sums, calls, store=served_by_host_0)
+        return [hosts.sent(host) - b for host, b in enumerate(before)]
+
+    # The difference has no bytes of the start. Headers and acknowledgements are a few percent of what remains.
+    for few, many in zip(sent_by(1), sent_by(9), strict=True):
+        assert share <= (many - few) / (8 * SUM) <= share * 1.1
 
 
 def until_cut(path: str) -> dict[str, Any]:

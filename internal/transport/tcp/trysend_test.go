@@ -136,9 +136,9 @@ func TestResetOfAFullConnection(t *testing.T) {
 	defer close(slow)
 	b.set(func(int, *Header) ([][]byte, error) { <-slow; return nil, nil })
 	there, back := a.linkTo(t, b), b.linkOf(t, a)
-	there.Attend() // nobody here reads, who would notice the reset
-	defer there.Leave()
 	c := there.conns[1]
+	c.receiving.Lock() // nobody here reads, who would notice the reset
+	defer c.receiving.Unlock()
 	for n := uint64(1); c.hasRoom(); n++ {
 		_, err := there.TrySend(1, message(n), make([]byte, MaxMessage))
 		require.NoError(t, err)
