@@ -50,11 +50,8 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	if p.onlyByRule(kind) {
 		return base
 	}
-	list := slices.DeleteFunc(p.sendRecvCandidates(kind, true), func(s sendRecvCandidate) bool { return s.class.Even })
-	switch {
-	case len(list) == 0 && base == nil:
-		return []Class{p.fallback(kind)}
-	case len(list) == 0:
+	list := slices.DeleteFunc(p.predictable(kind), func(s sendRecvCandidate) bool { return !s.pricer.Priced() })
+	if len(list) == 0 && base != nil {
 		return base
 	}
 	if oneClass(kind) || kind == coll.Barrier {
@@ -85,7 +82,7 @@ func (p *predictor) merged(kind coll.Kind, base []Class, list []sendRecvCandidat
 		if best, found := faster(list, upTo, limit, before); found {
 			chosen[end], before = best.class, best.class.Algorithm
 		} else if base == nil {
-			chosen[end] = p.fallback(kind)
+			chosen[end] = p.fallback(kind, upTo)
 		}
 		edges = append(edges, end)
 		if upTo == horizon {
@@ -114,11 +111,26 @@ func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// fallback returns the first sendrecv algorithm that moves blocks of any length. It serves groups so large that no
-// algorithm has a price, and links so slow that every time overflows.
-func (p *predictor) fallback(kind coll.Kind) Class {
-	list := p.sendRecvCandidates(kind, false)
-	return list[max(0, slices.IndexFunc(list, func(s sendRecvCandidate) bool { return !s.class.Even }))].class
+// predictable returns the sendrecv algorithms that a prediction can choose: those for blocks of any length.
+func (p *predictor) predictable(kind coll.Kind) []sendRecvCandidate {
+	return slices.DeleteFunc(p.sendRecvCandidates(kind), func(s sendRecvCandidate) bool { return s.class.Even })
+}
+
+// fallback returns the sendrecv algorithm of a length where none has a price: the plans of all ranks are too long to be
+// played, or links are so slow that every time overflows. It compares lower bounds, of those algorithms whose bounds are
+// close to the price, and takes the first one whose bound is about the least. So short messages get a plan of few steps,
+// and long ones may get a ring, in which fewer bytes go between hosts.
+func (p *predictor) fallback(kind coll.Kind, bytes uint64) Class {
+	list := p.predictable(kind)
+	if some := slices.DeleteFunc(slices.Clone(list), func(s sendRecvCandidate) bool { return !s.bounded(kind) }); len(some) > 0 {
+		list = some
+	}
+	least := cost.Unpriced
+	for _, s := range list {
+		least = min(least, s.pricer.AtLeast(bytes))
+	}
+	about := slices.IndexFunc(list, func(s sendRecvCandidate) bool { return s.pricer.AtLeast(bytes)/10*9 <= least })
+	return list[about].class
 }
 
 // onlyClass returns the table of a kind with one class. It takes the plan whose worst ratio to the best plan of each
@@ -140,8 +152,11 @@ func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sendRecvCandi
 			best, least = i, worst
 		}
 	}
-	if best >= 0 {
+	switch {
+	case best >= 0:
 		return []Class{list[best].class}
+	case base == nil:
+		return []Class{p.fallback(kind, nearest)}
 	}
 	return base
 }

@@ -17,6 +17,12 @@ type sendRecvCandidate struct {
 	pricer *cost.Pricer
 }
 
+// bounded reports whether the lower bound of a price, which is the time of one rank's work, is close to the price: the
+// plan has few steps, or all ranks do as much.
+func (s sendRecvCandidate) bounded(kind coll.Kind) bool {
+	return sendrecv.Logarithmic(kind, s.class.Algorithm) || sendrecv.Turns(kind, s.class.Algorithm)
+}
+
 // sendRecvKey identifies a candidate.
 type sendRecvKey struct {
 	kind  coll.Kind
@@ -25,15 +31,13 @@ type sendRecvKey struct {
 }
 
 // sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order in which the package sendrecv
-// lists them. Hierarchical ones need several hosts with equally many ranks. With priced it leaves out algorithms that
-// have no price.
-func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []sendRecvCandidate) {
+// lists them. Hierarchical ones need several hosts with equally many ranks.
+func (p *predictor) sendRecvCandidates(kind coll.Kind) (list []sendRecvCandidate) {
 	if p.shape.Size == 1 {
 		return nil
 	}
 	for _, name := range sendrecv.Algorithms(kind) {
-		if name == sendrecv.Hierarchical && !p.shape.rails() ||
-			priced && !p.priced(kind, name) {
+		if name == sendrecv.Hierarchical && !p.shape.rails() {
 			continue
 		}
 		for _, chunk := range p.chunks(kind, name) {
@@ -56,12 +60,6 @@ func (p *predictor) chunks(kind coll.Kind, name string) []int {
 		return []int{0}
 	}
 	return []int{0, short}
-}
-
-// priced reports whether an algorithm has prices at all.
-func (p *predictor) priced(kind coll.Kind, name string) bool {
-	group, err := sendrecv.Plans(kind, name, p.shape.place(name, 0, 0, 0))
-	return err == nil && cost.Priced(group, p.costs)
 }
 
 // sendRecvCandidate returns an algorithm with a chunk. A chunk of 0 stands for the longest one whose messages a channel

@@ -123,10 +123,15 @@ func (p *play) lay() {
 	for rank := range p.players {
 		who := &p.players[rank]
 		for _, end := range who.outlets {
-			to := p.peer(who, end.peer)
+			to, peer := p.peer(who, end.peer), int(end.peer)
+			if p.folded == nil {
+				peer = int(to)
+			} else {
+				to = p.folded.player[peer]
+			}
 			l := line{from: int32(rank), to: to, places: places}
 			if p.costs.Class != nil {
-				l.class = uint8(p.costs.Class(rank, int(to)))
+				l.class = uint8(p.costs.Class(p.rank(rank), peer))
 			}
 			if p.costs.Route != nil {
 				p.route = p.costs.Route(rank, int(to), p.route[:0])

@@ -18,6 +18,9 @@ type Link struct {
 type Costs struct {
 	Links    []Link
 	Class    func(from, to int) int // of Links; nil: all are of class 0
+	// RanksPerHost, if not 0, states that hosts have this many consecutive ranks each, and that Class depends only on
+	// whether two ranks are on one host. A [Pricer] of a large group then plays few ranks.
+	RanksPerHost int
 	Reduce   float64                // per byte of a result
 	Copy     float64                // per byte copied inside a rank
 	Capacity int                    // messages that a channel holds

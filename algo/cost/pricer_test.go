@@ -31,7 +31,7 @@ func TestOneRankStandsForAll(t *testing.T) {
 		for size := 2; size <= 24; size++ {
 			at := sendrecv.Place{Size: size, Chunk: size << lg(size) * plan.Unit}
 			r := pricerOf(t, f, at, channelCosts())
-			if r.digits == nil {
+			if r.folded == nil {
 				continue
 			}
 			seen++
