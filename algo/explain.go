@@ -103,7 +103,7 @@ func (p *predictor) alternatives(kind coll.Kind, bytes uint64) (list []Class) {
 			list = append(list, g.class(kind, name))
 		}
 	}
-	for _, s := range p.sendRecvCandidates(kind) {
+	for _, s := range p.sendRecvCandidates(kind, false) {
 		list = append(list, s.class)
 	}
 	return list

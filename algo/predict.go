@@ -50,7 +50,7 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	if p.onlyByRule(kind) {
 		return base
 	}
-	list := slices.DeleteFunc(p.predictable(kind), func(s sendRecvCandidate) bool { return !s.pricer.Priced() })
+	list := slices.DeleteFunc(p.predictable(kind, true), func(s sendRecvCandidate) bool { return !s.pricer.Priced() })
 	if len(list) == 0 && base != nil {
 		return base
 	}
@@ -111,9 +111,10 @@ func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// predictable returns the sendrecv algorithms that a prediction can choose: those for blocks of any length.
-func (p *predictor) predictable(kind coll.Kind) []sendRecvCandidate {
-	return slices.DeleteFunc(p.sendRecvCandidates(kind), func(s sendRecvCandidate) bool { return s.class.Even })
+// predictable returns the sendrecv algorithms that a prediction can choose: those for blocks of any length. With
+// short it leaves out plans that are certainly too long to have a price.
+func (p *predictor) predictable(kind coll.Kind, short bool) []sendRecvCandidate {
+	return slices.DeleteFunc(p.sendRecvCandidates(kind, short), func(s sendRecvCandidate) bool { return s.class.Even })
 }
 
 // fallback returns the sendrecv algorithm of a length where none has a price: the plans of all ranks are too long to be
@@ -121,7 +122,7 @@ func (p *predictor) predictable(kind coll.Kind) []sendRecvCandidate {
 // close to the price, and takes the first one whose bound is about the least. So short messages get a plan of few steps,
 // and long ones may get a ring, in which fewer bytes go between hosts.
 func (p *predictor) fallback(kind coll.Kind, bytes uint64) Class {
-	list := p.predictable(kind)
+	list := p.predictable(kind, false)
 	if some := slices.DeleteFunc(slices.Clone(list), func(s sendRecvCandidate) bool { return !s.bounded(kind) }); len(some) > 0 {
 		list = some
 	}

@@ -31,13 +31,14 @@ type sendRecvKey struct {
 }
 
 // sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order in which the package sendrecv
-// lists them. Hierarchical ones need several hosts with equally many ranks.
-func (p *predictor) sendRecvCandidates(kind coll.Kind) (list []sendRecvCandidate) {
+// lists them. Hierarchical ones need several hosts with equally many ranks. With short it leaves out plans that are
+// certainly too long to have a price.
+func (p *predictor) sendRecvCandidates(kind coll.Kind, short bool) (list []sendRecvCandidate) {
 	if p.shape.Size == 1 {
 		return nil
 	}
 	for _, name := range sendrecv.Algorithms(kind) {
-		if name == sendrecv.Hierarchical && !p.shape.rails() {
+		if name == sendrecv.Hierarchical && !p.shape.rails() || short && p.tooLong(kind, name) {
 			continue
 		}
 		for _, chunk := range p.chunks(kind, name) {
@@ -60,6 +61,12 @@ func (p *predictor) chunks(kind coll.Kind, name string) []int {
 		return []int{0}
 	}
 	return []int{0, short}
+}
+
+// tooLong reports whether an algorithm certainly has no price.
+func (p *predictor) tooLong(kind coll.Kind, name string) bool {
+	group, err := sendrecv.Plans(kind, name, p.shape.place(name, 0, 0, 0))
+	return err == nil && cost.TooLong(group, p.costs)
 }
 
 // sendRecvCandidate returns an algorithm with a chunk. A chunk of 0 stands for the longest one whose messages a channel

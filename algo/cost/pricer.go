@@ -20,7 +20,7 @@ const playedChunks = 8
 // of a microsecond to be made and played.
 const (
 	playedRegions = 1 << 16 // up to fewRanks ranks, and where links are of one class
-	mostRegions   = 1 << 17
+	mostRegions   = 1 << 18
 )
 
 // fewRanks is the number of ranks up to which all are played where links are of several classes.
@@ -45,13 +45,50 @@ type Pricer struct {
 	work     int
 }
 
+// TooLong reports whether the plans that a [Pricer] of a group would have to play are certainly too long, from a few of
+// them.
+func TooLong(g plan.Group, c Costs) bool {
+	if f := foldingOf(g, c); f != nil {
+		return sampled(g, f.players, mostRegions)
+	}
+	if !playsAll(g, c) {
+		all := make([]int, g.Size)
+		for rank := range all {
+			all[rank] = rank
+		}
+		return sampled(g, all, mostRegions)
+	}
+	// The first and the last rank have about as many regions as the others, or more.
+	return max(regions(g.Build(0)), regions(g.Build(g.Size-1)))*g.Size > playedRegions
+}
+
+// sampled reports whether each of a few of some ranks has more regions than its part of a number.
+func sampled(g plan.Group, ranks []int, most int) bool {
+	n := len(ranks)
+	for _, i := range []int{0, min(1, n-1), n / 2, (n/2 + 1) % n, n - 1} { // most trees and pairings have short plans among them
+		if regions(g.Build(ranks[i])) <= most/n {
+			return false
+		}
+	}
+	return true
+}
+
+// playsAll reports whether a group is small, or of such a kind, that ranks which differ are all played.
+func playsAll(g plan.Group, c Costs) bool { return g.Size <= fewRanks || len(c.Links) == 1 }
+
+// foldingOf returns the folding by which a group is played, or nil.
+func foldingOf(g plan.Group, c Costs) *folding {
+	if len(c.Links) > 1 && g.Size <= fewRanks {
+		return nil
+	}
+	return fold(g, c)
+}
+
 // NewPricer prices the plans of all ranks of a group.
 func NewPricer(g plan.Group, c Costs) *Pricer {
 	r := &Pricer{group: g, costs: c, first: g.Build(0), inner: g.Build(g.Size / 2), played: map[uint64]time.Duration{}}
-	// Otherwise the messages of some ranks are longer.
-	even := r.first.Chunk%(r.first.Pieces*plan.Unit) == 0
-	if even && (len(c.Links) == 1 || g.Size > fewRanks) {
-		r.folded = fold(g, c)
+	if r.first.Chunk%(r.first.Pieces*plan.Unit) == 0 { // else the messages of some ranks are longer
+		r.folded = foldingOf(g, c)
 	}
 	r.full = r.busy(uint64(r.first.Chunk))
 	return r
@@ -68,19 +105,15 @@ func (r *Pricer) Priced() bool {
 // prepare builds the plans of the ranks that are played, unless they are too long.
 func (r *Pricer) prepare() {
 	most := mostRegions
-	if r.folded == nil && (r.group.Size <= fewRanks || len(r.costs.Links) == 1) {
+	if r.folded == nil && playsAll(r.group, r.costs) {
 		most = math.MaxInt
-		// The first and the last rank have about as many regions as the others.
-		for _, p := range []plan.SendRecvPlan{r.first, r.group.Build(r.group.Size - 1)} {
-			r.tooLong = r.tooLong || regions(p)*r.group.Size > playedRegions
-		}
-		if r.tooLong {
+		if r.tooLong = TooLong(r.group, r.costs); r.tooLong {
 			return
 		}
 	}
-	built := 0
-	r.prepared, built = prepareUpTo(most, r.group, r.folded)
-	r.work += built
+	all := 0
+	r.prepared, all = prepareUpTo(most, r.group, r.folded, false)
+	r.work += all
 	r.tooLong = r.prepared == nil
 }
 

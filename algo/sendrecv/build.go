@@ -132,10 +132,6 @@ func Plans(kind coll.Kind, algorithm string, at Place) (plan.Group, error) {
 		at.Rank = rank
 		return f.build(at)
 	}
-	digits := alike(kind, algorithm, at)
-	if algorithm == Hierarchical {
-		digits = alikeOnHosts(kind, at)
-	}
-	return plan.Group{Size: at.Size, Build: build, Turned: Turns(kind, algorithm), Digits: digits,
+	return plan.Group{Size: at.Size, Build: build, Turned: Turns(kind, algorithm), Digits: alike(kind, algorithm, at),
 		Telling: telling(kind, algorithm, at)}, nil
 }

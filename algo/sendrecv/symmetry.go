@@ -36,10 +36,22 @@ func alikeOnHosts(kind coll.Kind, at Place) []int {
 
 // alike returns [plan.Group.Digits] of a group, or nil if its ranks differ.
 func alike(kind coll.Kind, algorithm string, at Place) []int {
+	if algorithm == Hierarchical {
+		return alikeOnHosts(kind, at)
+	}
 	if digits := symmetric[kind][algorithm]; digits != nil && at.Size > 1 {
 		return digits(at.Size)
 	}
 	return nil
+}
+
+// allAlike reports whether all ranks do the same at the same time.
+func allAlike(kind coll.Kind, algorithm string, at Place) bool {
+	digits, product := alike(kind, algorithm, at), 1
+	for _, radix := range digits {
+		product *= radix
+	}
+	return digits != nil && product == at.Size
 }
 
 // rotation returns one digit: the ranks of a circle are alike.
