@@ -19,6 +19,10 @@ const nearest = 64
 // their channels take memory for each pair of ranks.
 const margin = 15
 
+// mostWork bounds the work of a table, see [cost.Pricer.Within]: about a second and a half of a server core. It is a
+// count, so that all ranks price the same plans.
+const mostWork = 1 << 23
+
 // predictor makes the tables of a group.
 type predictor struct {
 	shape  Shape
@@ -26,11 +30,13 @@ type predictor struct {
 	slots  slotPredictor
 	costs  cost.Costs
 	known  map[sendRecvKey]sendRecvCandidate
+	left   *int // of the work of prices; nil: no bound
 }
 
 // newPredictor returns a predictor that has priced nothing yet.
 func newPredictor(shape Shape, params Params) *predictor {
-	return &predictor{shape, params, newSlotPredictor(shape.Size, params.Slots), shape.costs(params), map[sendRecvKey]sendRecvCandidate{}}
+	return &predictor{shape: shape, params: params, slots: newSlotPredictor(shape.Size, params.Slots), costs: shape.costs(params),
+		known: map[sendRecvKey]sendRecvCandidate{}}
 }
 
 // onlyByRule reports whether only rules choose sendrecv plans of a kind. Slot plans add in the order of ranks and round
@@ -50,11 +56,12 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	if p.onlyByRule(kind) {
 		return base
 	}
-	list := slices.DeleteFunc(p.predictable(kind, true), func(s sendRecvCandidate) bool { return !s.pricer.Priced() })
+	list := p.predictable(kind, true)
 	if len(list) == 0 && base != nil {
 		return base
 	}
 	if oneClass(kind) || kind == coll.Barrier {
+		list = slices.DeleteFunc(list, func(s sendRecvCandidate) bool { return !s.pricer.Priced() })
 		return p.onlyClass(kind, base, list)
 	}
 	// If plans of about equal cost change places too often, they are compared at every other power of two, then at every

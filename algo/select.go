@@ -67,7 +67,8 @@ func (s *Selector) make(kind coll.Kind) (table []Class, err error) {
 	if s.shape.Size == 1 {
 		return alone(), nil
 	}
-	p := newPredictor(s.shape, s.params)
+	p, left := newPredictor(s.shape, s.params), mostWork
+	p.left = &left
 	table = p.table(kind)
 	for _, rules := range s.sets {
 		if table, err = p.apply(kind, rules, table); err != nil {

@@ -88,6 +88,7 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 		return sendRecvCandidate{}, err
 	}
 	pricer := cost.NewPricer(group, p.costs)
+	pricer.Within(p.left)
 	got := 0 // messages of the longest chunk fit
 	if chunk != longest {
 		got = pricer.Largest()

@@ -19,15 +19,15 @@ const playedChunks = 8
 // Bounds of the effort of a price: the number of regions that the plans of all played ranks name. Each takes some tenths
 // of a microsecond to be made and played.
 const (
-	playedRegions = 1 << 16 // up to fewRanks ranks, and where links are of one class
-	mostRegions   = 1 << 18
+	playedRegions = 1 << 16 // of groups in which all ranks are played, see playsAll
+	mostRegions   = 3 << 16 // of others; a flat ring over 512 hosts of 8 ranks has 164,000
 )
 
-// fewRanks is the number of ranks up to which all are played where links are of several classes.
+// fewRanks is the number of ranks up to which playing all of them takes milliseconds.
 const fewRanks = 64
 
-// between is the factor between played lengths where all ranks have to be played. The time of a chunk is the maximum of
-// sums that grow with its length, so it lies close to the straight line between two played lengths.
+// between is the factor between played lengths where links are of several classes or ranks differ. The time of a chunk is
+// the maximum of sums that grow with its length, so it lies close to the straight line between two played lengths.
 const between = 16
 
 // Pricer computes [Price] for one algorithm in one group and many lengths. Where ranks are alike, it plays one of them for
@@ -43,6 +43,7 @@ type Pricer struct {
 	played   map[uint64]time.Duration // by length
 	full     time.Duration            // time for which a rank is busy with a full chunk
 	work     int
+	left     *int // work that may still be done, see Within; nil: no bound
 }
 
 // TooLong reports whether the plans that a [Pricer] of a group would have to play are certainly too long, from a few of
@@ -73,7 +74,8 @@ func sampled(g plan.Group, ranks []int, most int) bool {
 	return true
 }
 
-// playsAll reports whether a group is small, or of such a kind, that ranks which differ are all played.
+// playsAll reports whether ranks are played one by one unless all of them are alike: in small groups, and where links are
+// of one class.
 func playsAll(g plan.Group, c Costs) bool { return g.Size <= fewRanks || len(c.Links) == 1 }
 
 // foldingOf returns the folding by which a group is played, or nil.
@@ -113,13 +115,27 @@ func (r *Pricer) prepare() {
 	}
 	all := 0
 	r.prepared, all = prepareUpTo(most, r.group, r.folded, false)
-	r.work += all
-	r.tooLong = r.prepared == nil
+	r.tooLong = r.prepared == nil || !r.afford(all)
 }
 
 // Work returns a measure of what the prices have cost so far: the regions that were built and the steps that were
-// played. Each takes some tenths of a microsecond.
+// played. Each takes about two tenths of a microsecond.
 func (r *Pricer) Work() int { return r.work }
+
+// Within bounds the work: pricers that share a number subtract theirs from it, and what would exceed it has no price.
+func (r *Pricer) Within(left *int) { r.left = left }
+
+// afford takes some work from what is left. It reports whether there is enough.
+func (r *Pricer) afford(work int) bool {
+	if r.left != nil {
+		if *r.left < work {
+			return false
+		}
+		*r.left -= work
+	}
+	r.work += work
+	return true
+}
 
 // Plan returns the plan of rank 0.
 func (r *Pricer) Plan() plan.SendRecvPlan { return r.first }
@@ -206,7 +222,9 @@ func (r *Pricer) play(bytes uint64) time.Duration {
 	if !r.Priced() {
 		return Unpriced
 	}
-	r.work += r.prepared.steps * int(r.first.Chunks(plan.Lengths{Bytes: bytes}))
+	if !r.afford(r.prepared.steps * int(r.first.Chunks(plan.Lengths{Bytes: bytes}))) {
+		return Unpriced
+	}
 	o, err := r.prepared.Play(r.first.Chunk, bytes, r.costs)
 	if t = o.Time; err != nil {
 		t = Unpriced
