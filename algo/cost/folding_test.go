@@ -137,6 +137,27 @@ func TestTooFewPlayersAreNoticed(t *testing.T) {
 	}
 }
 
+// The longest path of an algorithm that is listed as logarithmic has few messages, each of which keeps a rank busy at both
+// ends.
+func TestLogarithmicPlansHaveFewSteps(t *testing.T) {
+	const size, step = 64, 1e-6
+	at := sendrecv.Place{Size: size}
+	for h := range size / 8 {
+		at.Hosts = append(at.Hosts, circle(8*h, 8, size))
+	}
+	most := 12 * time.Duration(lg(size)) * time.Microsecond
+	for _, f := range families {
+		g, err := sendrecv.Plans(f.kind, f.name, at)
+		require.NoError(t, err)
+		got, err := Price(g, plan.Lengths{}, Costs{Links: []Link{{Step: step}}, Capacity: plan.ChannelPlaces})
+		require.NoError(t, err)
+		if few := sendrecv.Logarithmic(f.kind, f.name); few && got > most ||
+			!few && got <= most && (f.name == sendrecv.Ring || f.name == sendrecv.Chain) {
+			t.Errorf("%v %s among %d ranks takes steps of %v; listed as logarithmic: %t", f.kind, f.name, size, got, few)
+		}
+	}
+}
+
 // Large groups have prices at the cost of a few ranks, and pricers that share a bound stop at it.
 func TestWorkOfPrices(t *testing.T) {
 	g, f := alikeGroup(t, family{coll.AllGather, sendrecv.Ring}, 128, 8)
