@@ -44,6 +44,20 @@ func TestTablesOfLargeGroups(t *testing.T) {
 	compareWithFile(t, "testdata/large_tables.txt", "TablesOfLargeGroups", b.String())
 }
 
+func BenchmarkTableOfHosts(b *testing.B) {
+	for _, count := range []int{20, 128, 512} {
+		for kind := range coll.KindCount {
+			if kind.Collective() {
+				b.Run(fmt.Sprintf("%d/%v", 8*count, kind), func(b *testing.B) {
+					for b.Loop() {
+						newPredictor(Shape{Size: 8 * count, Apart: true, Hosts: hosts(count, 8)}, DefaultParams()).table(kind)
+					}
+				})
+			}
+		}
+	}
+}
+
 // unlike returns hosts of q ranks each but the last, which has one rank less. No rank of a ring over them is like
 // another one.
 func unlike(count, q int) [][]int {

@@ -103,7 +103,7 @@ func TestPlayersAreFew(t *testing.T) {
 		{family{coll.AllGather, sendrecv.Ring}, 512, 8, 8},
 		{family{coll.AllGather, sendrecv.Ring}, 63, 1, 1},
 		{family{coll.AllReduce, sendrecv.RecursiveDoubling}, 512, 8, 1},
-		{family{coll.AllReduce, sendrecv.Torus}, 512, 8, 8}, // 64 x 64: steps of 8 along a row, of 1 along a column
+		{family{coll.AllReduce, sendrecv.Torus}, 512, 8, 8},   // 64 x 64: steps of 8 along a row, of 1 along a column
 		{family{coll.AllReduce, sendrecv.Torus}, 123, 8, 328}, // 41 x 24: steps of 8 along a column
 		{family{coll.AllReduce, sendrecv.Hierarchical}, 512, 8, 1},
 		{family{coll.AllReduce, sendrecv.Hierarchical}, 500, 8, 500},

@@ -16,7 +16,7 @@ type Prepared struct {
 	pieces    int
 	met       bool // the plans are of a barrier, which has no length
 	turned    bool
-	folded    *folding // only its players are here
+	folded    *folding    // only its players are here
 	skeletons []*skeleton // by rank; all the same one where plans are turned
 	first     []int32     // number of the first line of each rank
 	steps     int         // of all plans

@@ -105,4 +105,6 @@ var logarithmic = map[coll.Kind][]string{
 }
 
 // Logarithmic reports whether an algorithm needs only about as many steps as the number of ranks has digits.
-func Logarithmic(kind coll.Kind, algorithm string) bool { return slices.Contains(logarithmic[kind], algorithm) }
+func Logarithmic(kind coll.Kind, algorithm string) bool {
+	return slices.Contains(logarithmic[kind], algorithm)
+}
