@@ -151,8 +151,8 @@ func (p *play) turn(who *player, peer int32) int32 {
 
 // player returns the number of a rank's player.
 func (p *play) player(rank int32) int32 {
-	if p.folded != nil {
-		return p.folded.player[rank]
+	if p.quotient != nil {
+		return p.quotient.player[rank]
 	}
 	return rank
 }

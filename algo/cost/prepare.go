@@ -16,7 +16,7 @@ type Prepared struct {
 	pieces    int
 	met       bool // the plans are of a barrier, which has no length
 	turned    bool
-	folded    *folding    // only its players are here
+	quotient  *quotient   // only its players are here
 	skeletons []*skeleton // by rank; all the same one where plans are turned
 	first     []int32     // number of the first line of each rank
 	steps     int         // of all plans
@@ -37,14 +37,14 @@ func prepare(g plan.Group, uneven bool) *Prepared {
 	return p
 }
 
-// prepareUpTo builds the plans of a group, or of the players of its folding, which may be nil. It returns nil if these
+// prepareUpTo builds the plans of a group, or of the players of its quotient, which may be nil. It returns nil if these
 // plans have more than that many regions, and in either case the number of regions.
-func prepareUpTo(most int, g plan.Group, f *folding, uneven bool) (*Prepared, int) {
+func prepareUpTo(most int, g plan.Group, q *quotient, uneven bool) (*Prepared, int) {
 	size, all := g.Size, 0
-	if f != nil {
-		size = len(f.players)
+	if q != nil {
+		size = len(q.players)
 	}
-	p := &Prepared{size: size, ranks: g.Size, turned: g.Turned && !uneven, folded: f, skeletons: make([]*skeleton, size),
+	p := &Prepared{size: size, ranks: g.Size, turned: g.Turned && !uneven, quotient: q, skeletons: make([]*skeleton, size),
 		first: make([]int32, size+1)}
 	for i := range size {
 		if p.turned && i > 0 {
@@ -77,8 +77,8 @@ func regions(p plan.SendRecvPlan) (n int) {
 
 // rank returns the rank of a player.
 func (p *Prepared) rank(player int) int {
-	if p.folded != nil {
-		return p.folded.players[player]
+	if p.quotient != nil {
+		return p.quotient.players[player]
 	}
 	return player
 }
@@ -101,8 +101,8 @@ func (p *Prepared) join() {
 				// The plan of b.peer is that of rank 0, turned. So its message to rank 0 is numbered like the message that rank 0
 				// sends to the rank that lies as far away in the other direction.
 				from, to = 0, (int32(p.ranks)-b.peer)%int32(p.ranks)
-			case p.folded != nil:
-				from, to = p.folded.player[b.peer], int32(p.folded.sentTo(p.rank(rank), int(b.peer)))
+			case p.quotient != nil:
+				from, to = p.quotient.player[b.peer], int32(p.quotient.sentTo(p.rank(rank), int(b.peer)))
 			}
 			if line, ok := p.skeletons[from].lines.find(outlet{peer: to, channel: b.channel}); ok {
 				b.line = line

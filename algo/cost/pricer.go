@@ -35,7 +35,7 @@ const between = 16
 type Pricer struct {
 	group    plan.Group
 	costs    Costs
-	folded   *folding                 // nil: all ranks are played
+	quotient *quotient                // nil: all ranks are played
 	first    plan.SendRecvPlan        // plan of rank 0
 	inner    plan.SendRecvPlan        // plan of a rank in the middle, which in trees is neither a leaf nor the root
 	prepared *Prepared                // of all played ranks; nil: not made yet, or too long
@@ -49,8 +49,8 @@ type Pricer struct {
 // TooLong reports whether the plans that a [Pricer] of a group would have to play are certainly too long, from a few of
 // them.
 func TooLong(g plan.Group, c Costs) bool {
-	if f := foldingOf(g, c); f != nil {
-		return sampled(g, f.players, mostRegions)
+	if q := usedQuotient(g, c); q != nil {
+		return sampled(g, q.players, mostRegions)
 	}
 	if !playsAll(g, c) {
 		all := make([]int, g.Size)
@@ -66,7 +66,8 @@ func TooLong(g plan.Group, c Costs) bool {
 // sampled reports whether each of a few of some ranks has more regions than its part of a number.
 func sampled(g plan.Group, ranks []int, most int) bool {
 	n := len(ranks)
-	for _, i := range []int{0, min(1, n-1), n / 2, (n/2 + 1) % n, n - 1} { // most trees and pairings have short plans among them
+	// In trees and pairings, some of these have short plans.
+	for _, i := range []int{0, min(1, n-1), n / 2, (n/2 + 1) % n, n - 1} {
 		if regions(g.Build(ranks[i])) <= most/n {
 			return false
 		}
@@ -78,19 +79,19 @@ func sampled(g plan.Group, ranks []int, most int) bool {
 // of one class.
 func playsAll(g plan.Group, c Costs) bool { return g.Size <= fewRanks || len(c.Links) == 1 }
 
-// foldingOf returns the folding by which a group is played, or nil.
-func foldingOf(g plan.Group, c Costs) *folding {
+// usedQuotient returns the quotient by which a group is played, or nil.
+func usedQuotient(g plan.Group, c Costs) *quotient {
 	if len(c.Links) > 1 && g.Size <= fewRanks {
 		return nil
 	}
-	return fold(g, c)
+	return quotientOf(g, c)
 }
 
 // NewPricer prices the plans of all ranks of a group.
 func NewPricer(g plan.Group, c Costs) *Pricer {
 	r := &Pricer{group: g, costs: c, first: g.Build(0), inner: g.Build(g.Size / 2), played: map[uint64]time.Duration{}}
 	if r.first.Chunk%(r.first.Pieces*plan.Unit) == 0 { // else the messages of some ranks are longer
-		r.folded = foldingOf(g, c)
+		r.quotient = usedQuotient(g, c)
 	}
 	r.full = r.busy(uint64(r.first.Chunk))
 	return r
@@ -107,14 +108,14 @@ func (r *Pricer) Priced() bool {
 // prepare builds the plans of the ranks that are played, unless they are too long.
 func (r *Pricer) prepare() {
 	most := mostRegions
-	if r.folded == nil && playsAll(r.group, r.costs) {
+	if r.quotient == nil && playsAll(r.group, r.costs) {
 		most = math.MaxInt
 		if r.tooLong = TooLong(r.group, r.costs); r.tooLong {
 			return
 		}
 	}
 	all := 0
-	r.prepared, all = prepareUpTo(most, r.group, r.folded, false)
+	r.prepared, all = prepareUpTo(most, r.group, r.quotient, false)
 	r.tooLong = r.prepared == nil || !r.afford(all)
 }
 
@@ -167,7 +168,7 @@ func (r *Pricer) Price(bytes uint64) time.Duration {
 	chunk := uint64(r.first.Chunk)
 	chunks := r.first.Chunks(plan.Lengths{Bytes: bytes})
 	switch {
-	case chunks == 1 && (r.folded == nil || len(r.costs.Links) > 1) && bytes > plan.Unit && r.first.Kind != coll.Barrier:
+	case chunks == 1 && (r.quotient == nil || len(r.costs.Links) > 1) && bytes > plan.Unit && r.first.Kind != coll.Barrier:
 		return r.interpolate(bytes)
 	case r.first.Kind == coll.Barrier || chunks <= playedChunks:
 		return r.play(bytes)
@@ -211,7 +212,7 @@ func (r *Pricer) interpolate(bytes uint64) time.Duration {
 
 // play plays a length, or returns the time of an earlier play of the same length.
 func (r *Pricer) play(bytes uint64) time.Duration {
-	if even := uint64(r.first.Pieces * plan.Unit); r.folded != nil && bytes > uint64(r.first.Chunk) {
+	if even := uint64(r.first.Pieces * plan.Unit); r.quotient != nil && bytes > uint64(r.first.Chunk) {
 		// In a last chunk with fewer units than pieces some ranks have nothing to send, so ranks are not alike there.
 		bytes = (bytes + even - 1) / even * even
 	}
@@ -236,7 +237,7 @@ func (r *Pricer) play(bytes uint64) time.Duration {
 // busy returns how long the busier of two ranks works in a collective of one chunk.
 func (r *Pricer) busy(bytes uint64) time.Duration {
 	busy := r.busyWith(r.first, bytes)
-	if (r.folded == nil || len(r.folded.players) > 1) && r.group.Size > 1 {
+	if (r.quotient == nil || len(r.quotient.players) > 1) && r.group.Size > 1 {
 		busy = max(busy, r.busyWith(r.inner, bytes))
 	}
 	return busy

@@ -106,8 +106,9 @@ func strip(p plan.SendRecvPlan, uneven, turned bool) *skeleton {
 			sends++
 		}
 	}
-	outlets := min(sends, fewKeys) // there are thousands of skeletons, and growing them takes a third of the time
-	k.outlets, k.lines = make([]outlet, 0, outlets), index[outlet]{keys: make([]outlet, 0, outlets), numbers: make([]int32, 0, outlets)}
+	outlets := min(sends, fewKeys) // there are thousands of skeletons, and growing their lists takes long
+	k.outlets = make([]outlet, 0, outlets)
+	k.lines = index[outlet]{keys: make([]outlet, 0, outlets), numbers: make([]int32, 0, outlets)}
 	var single index[span]
 	for i := range p.Steps {
 		s := &p.Steps[i]

@@ -25,8 +25,8 @@ func twoClasses(ranksPerHost int) Costs {
 	return c
 }
 
-// alikeGroup returns a group of hosts, whose chunk has pieces of equal length, and its folding.
-func alikeGroup(t *testing.T, f family, hosts, width int) (plan.Group, *folding) {
+// alikeGroup returns a group of hosts, whose chunk has pieces of equal length, and its quotient.
+func alikeGroup(t *testing.T, f family, hosts, width int) (plan.Group, *quotient) {
 	t.Helper()
 	at := sendrecv.Place{Size: hosts * width}
 	if f.name == sendrecv.Hierarchical {
@@ -39,11 +39,11 @@ func alikeGroup(t *testing.T, f family, hosts, width int) (plan.Group, *folding)
 	at.Chunk = 4 * g.Build(0).Pieces * plan.Unit
 	g, err = sendrecv.Plans(f.kind, f.name, at)
 	require.NoError(t, err)
-	return g, fold(g, twoClasses(width))
+	return g, quotientOf(g, twoClasses(width))
 }
 
-// played returns how long all ranks take and how long the players of a folding take.
-func played(t *testing.T, g plan.Group, f *folding, bytes uint64, c Costs) (all, few Outcome) {
+// played returns how long all ranks take and how long the players of a quotient take.
+func played(t *testing.T, g plan.Group, f *quotient, bytes uint64, c Costs) (all, few Outcome) {
 	t.Helper()
 	p, _ := prepareUpTo(1<<30, g, f, false)
 	few, err := p.Play(p.chunk, bytes, c)
@@ -64,23 +64,23 @@ func TestPlayersStandForAllRanks(t *testing.T) {
 				continue
 			}
 			for _, f := range families {
-				g, fold := alikeGroup(t, f, hosts, width)
-				if fold == nil {
+				g, q := alikeGroup(t, f, hosts, width)
+				if q == nil {
 					continue
 				}
 				seen[f] = true
 				c, chunk := twoClasses(width), uint64(g.Build(0).Chunk)
 				for _, bytes := range []uint64{0, chunk / 4, chunk, 3 * chunk} {
-					if all, few := played(t, g, fold, bytes, c); all != few {
+					if all, few := played(t, g, q, bytes, c); all != few {
 						t.Errorf("%v %s, %d hosts of %d, %d bytes: %+v by %d players, %+v by all", f.kind, f.name, hosts, width,
-							bytes, few, len(fold.players), all)
+							bytes, few, len(q.players), all)
 					}
 				}
 				for _, bytes := range []uint64{1, 1000, chunk - 3*plan.Unit} {
-					all, few := played(t, g, fold, bytes, c)
+					all, few := played(t, g, q, bytes, c)
 					if few.Time < all.Time*95/100 || few.Time > all.Time*105/100 {
 						t.Errorf("%v %s, %d hosts of %d, %d bytes: %v by %d players, %v by all", f.kind, f.name, hosts, width, bytes,
-							few.Time, len(fold.players), all.Time)
+							few.Time, len(q.players), all.Time)
 					}
 				}
 			}
@@ -112,7 +112,8 @@ func TestPlayersAreFew(t *testing.T) {
 		_, f := alikeGroup(t, c.of, c.hosts, c.width)
 		require.NotNil(t, f)
 		if len(f.players) != c.players {
-			t.Errorf("%v %s, %d hosts of %d: %d players, expected %d", c.of.kind, c.of.name, c.hosts, c.width, len(f.players), c.players)
+			t.Errorf("%v %s, %d hosts of %d: %d players, expected %d", c.of.kind, c.of.name, c.hosts, c.width, len(f.players),
+				c.players)
 		}
 	}
 	if _, f := alikeGroup(t, family{coll.Broadcast, sendrecv.Binomial}, 16, 8); f != nil {
@@ -122,8 +123,8 @@ func TestPlayersAreFew(t *testing.T) {
 	g, _ := alikeGroup(t, family{coll.AllGather, sendrecv.Ring}, 16, 8)
 	c := twoClasses(8)
 	c.RanksPerHost = 0
-	if fold(g, c) != nil {
-		t.Error("ranks are folded although hosts may differ")
+	if quotientOf(g, c) != nil {
+		t.Error("one rank stands for others although hosts may differ")
 	}
 }
 
