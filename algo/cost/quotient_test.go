@@ -42,15 +42,28 @@ func alikeGroup(t *testing.T, f family, hosts, width int) (plan.Group, *quotient
 	return g, quotientOf(g, twoClasses(width))
 }
 
-// played returns how long all ranks take and how long the players of a quotient take.
-func played(t *testing.T, g plan.Group, f *quotient, bytes uint64, c Costs) (all, few Outcome) {
+// outcome is what a play of some ranks comes to, before times are rounded.
+type outcome struct {
+	time     Femto
+	messages int
+	sent     uint64
+}
+
+// played returns what all ranks come to and what the players of a quotient come to.
+func played(t *testing.T, g plan.Group, q *quotient, bytes uint64, c Costs) (all, few outcome) {
 	t.Helper()
-	p, _ := prepareUpTo(1<<30, g, f, false)
-	few, err := p.Play(p.chunk, bytes, c)
-	require.NoError(t, err)
-	all, err = Play(g, plan.Lengths{Bytes: bytes}, c)
-	require.NoError(t, err)
-	return all, few
+	of := func(q *quotient) (o outcome) {
+		prepared, _ := prepareUpTo(1<<30, g, q, false)
+		p := newPlay(prepared, prepared.chunk, plan.Lengths{Bytes: bytes}, c)
+		end, err := p.finish()
+		require.NoError(t, err)
+		o.time = end
+		for i := range p.players {
+			o.messages, o.sent = max(o.messages, p.players[i].messages), max(o.sent, p.players[i].sent)
+		}
+		return o
+	}
+	return of(nil), of(q)
 }
 
 // Ranks at the same place of their hosts are alike under a rotation of hosts, in hypercubes of powers of two all ranks
@@ -78,9 +91,9 @@ func TestPlayersStandForAllRanks(t *testing.T) {
 				}
 				for _, bytes := range []uint64{1, 1000, chunk - 3*plan.Unit} {
 					all, few := played(t, g, q, bytes, c)
-					if few.Time < all.Time*95/100 || few.Time > all.Time*105/100 {
+					if few.time < all.time/100*95 || few.time > all.time/100*105 {
 						t.Errorf("%v %s, %d hosts of %d, %d bytes: %v by %d players, %v by all", f.kind, f.name, hosts, width, bytes,
-							few.Time, len(q.players), all.Time)
+							few.time, len(q.players), all.time)
 					}
 				}
 			}
@@ -165,8 +178,8 @@ func TestWorkOfPrices(t *testing.T) {
 	c := twoClasses(8)
 	r := NewPricer(g, c)
 	got := r.Price(uint64(g.Build(0).Chunk))
-	if all, _ := played(t, g, f, uint64(g.Build(0).Chunk), c); got != all.Time {
-		t.Errorf("%v, all ranks take %v", got, all.Time)
+	if all, _ := played(t, g, f, uint64(g.Build(0).Chunk), c); got != all.time.Duration() {
+		t.Errorf("%v, all ranks take %v", got, all.time.Duration())
 	}
 	if r.Work() > 100_000 {
 		t.Errorf("the price took the work of %d steps, expected some for 8 ranks", r.Work())
