@@ -19,6 +19,10 @@ const nearest = 64
 // their channels take memory for each pair of ranks.
 const margin = 15
 
+// mostWork bounds the work of a table, see [cost.Pricer.Within]: about a second and a half of a server core. It is a
+// count, so that all ranks price the same plans.
+const mostWork = 1 << 23
+
 // predictor makes the tables of a group.
 type predictor struct {
 	shape  Shape
@@ -26,11 +30,13 @@ type predictor struct {
 	slots  slotPredictor
 	costs  cost.Costs
 	known  map[sendRecvKey]sendRecvCandidate
+	left   *int // of the work of prices; nil: no bound
 }
 
 // newPredictor returns a predictor that has priced nothing yet.
 func newPredictor(shape Shape, params Params) *predictor {
-	return &predictor{shape, params, newSlotPredictor(shape.Size, params.Slots), shape.costs(params), map[sendRecvKey]sendRecvCandidate{}}
+	return &predictor{shape: shape, params: params, slots: newSlotPredictor(shape.Size, params.Slots), costs: shape.costs(params),
+		known: map[sendRecvKey]sendRecvCandidate{}}
 }
 
 // onlyByRule reports whether only rules choose sendrecv plans of a kind. Slot plans add in the order of ranks and round
@@ -50,14 +56,12 @@ func (p *predictor) table(kind coll.Kind) []Class {
 	if p.onlyByRule(kind) {
 		return base
 	}
-	list := slices.DeleteFunc(p.sendRecvCandidates(kind, true), func(s sendRecvCandidate) bool { return s.class.Even })
-	switch {
-	case len(list) == 0 && base == nil:
-		return []Class{p.fallback(kind)}
-	case len(list) == 0:
+	list := p.predictable(kind, true)
+	if len(list) == 0 && base != nil {
 		return base
 	}
 	if oneClass(kind) || kind == coll.Barrier {
+		list = slices.DeleteFunc(list, func(s sendRecvCandidate) bool { return !s.pricer.Priced() })
 		return p.onlyClass(kind, base, list)
 	}
 	// If plans of about equal cost change places too often, they are compared at every other power of two, then at every
@@ -85,7 +89,7 @@ func (p *predictor) merged(kind coll.Kind, base []Class, list []sendRecvCandidat
 		if best, found := faster(list, upTo, limit, before); found {
 			chosen[end], before = best.class, best.class.Algorithm
 		} else if base == nil {
-			chosen[end] = p.fallback(kind)
+			chosen[end] = p.fallback(kind, upTo)
 		}
 		edges = append(edges, end)
 		if upTo == horizon {
@@ -114,11 +118,27 @@ func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// fallback returns the first sendrecv algorithm that moves blocks of any length. It serves groups so large that no
-// algorithm has a price, and links so slow that every time overflows.
-func (p *predictor) fallback(kind coll.Kind) Class {
-	list := p.sendRecvCandidates(kind, false)
-	return list[max(0, slices.IndexFunc(list, func(s sendRecvCandidate) bool { return !s.class.Even }))].class
+// predictable returns the sendrecv algorithms that a prediction can choose: those for blocks of any length. With
+// short it leaves out plans that are certainly too long to have a price.
+func (p *predictor) predictable(kind coll.Kind, short bool) []sendRecvCandidate {
+	return slices.DeleteFunc(p.sendRecvCandidates(kind, short), func(s sendRecvCandidate) bool { return s.class.Even })
+}
+
+// fallback returns the sendrecv algorithm of a length where none has a price: the plans of all ranks are too long to be
+// played, or links are so slow that every time overflows. It compares lower bounds, of those algorithms whose bounds are
+// close to the price, and takes the first one whose bound is about the least. So short messages get a plan of few steps,
+// and long ones may get a ring, in which fewer bytes go between hosts.
+func (p *predictor) fallback(kind coll.Kind, bytes uint64) Class {
+	list := p.predictable(kind, false)
+	if some := slices.DeleteFunc(slices.Clone(list), func(s sendRecvCandidate) bool { return !s.bounded(kind) }); len(some) > 0 {
+		list = some
+	}
+	least := cost.Unpriced
+	for _, s := range list {
+		least = min(least, s.pricer.AtLeast(bytes))
+	}
+	about := slices.IndexFunc(list, func(s sendRecvCandidate) bool { return s.pricer.AtLeast(bytes)/10*9 <= least })
+	return list[about].class
 }
 
 // onlyClass returns the table of a kind with one class. It takes the plan whose worst ratio to the best plan of each
@@ -140,8 +160,11 @@ func (p *predictor) onlyClass(kind coll.Kind, base []Class, list []sendRecvCandi
 			best, least = i, worst
 		}
 	}
-	if best >= 0 {
+	switch {
+	case best >= 0:
 		return []Class{list[best].class}
+	case base == nil:
+		return []Class{p.fallback(kind, nearest)}
 	}
 	return base
 }

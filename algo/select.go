@@ -67,7 +67,8 @@ func (s *Selector) make(kind coll.Kind) (table []Class, err error) {
 	if s.shape.Size == 1 {
 		return alone(), nil
 	}
-	p := newPredictor(s.shape, s.params)
+	p, left := newPredictor(s.shape, s.params), mostWork
+	p.left = &left
 	table = p.table(kind)
 	for _, rules := range s.sets {
 		if table, err = p.apply(kind, rules, table); err != nil {
@@ -134,8 +135,12 @@ func (s *Selector) Fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// Geometry returns the dimensions of slots and channels, which plans depend on, as text.
+// pricesVersion changes with every change of prices after which some groups choose otherwise. Libraries with different
+// ones do not form a group.
+const pricesVersion = 2
+
+// Geometry returns the dimensions of slots and channels, which plans depend on, and the version of the prices, as text.
 func Geometry() string {
 	return fmt.Sprint(plan.SmallSlotBytes, plan.SmallSlotCount, plan.LargeSlotBytes, plan.LargeSlotCount, plan.Align, plan.MessageBytes,
-		plan.LongMessageBytes, plan.ChannelPlaces, plan.ChannelsPerPair)
+		plan.LongMessageBytes, plan.ChannelPlaces, plan.ChannelsPerPair, pricesVersion)
 }

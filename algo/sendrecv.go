@@ -17,6 +17,12 @@ type sendRecvCandidate struct {
 	pricer *cost.Pricer
 }
 
+// bounded reports whether the lower bound of a price, which is the time of one rank's work, is close to the price: the
+// plan has few steps, or all ranks do as much.
+func (s sendRecvCandidate) bounded(kind coll.Kind) bool {
+	return sendrecv.Logarithmic(kind, s.class.Algorithm) || sendrecv.Turns(kind, s.class.Algorithm)
+}
+
 // sendRecvKey identifies a candidate.
 type sendRecvKey struct {
 	kind  coll.Kind
@@ -25,15 +31,14 @@ type sendRecvKey struct {
 }
 
 // sendRecvCandidates returns the sendrecv algorithms that a group can use, in the order in which the package sendrecv
-// lists them. Hierarchical ones need several hosts with equally many ranks. With priced it leaves out algorithms that
-// have no price.
-func (p *predictor) sendRecvCandidates(kind coll.Kind, priced bool) (list []sendRecvCandidate) {
+// lists them. Hierarchical ones need several hosts with equally many ranks. With short it leaves out plans that are
+// certainly too long to have a price.
+func (p *predictor) sendRecvCandidates(kind coll.Kind, short bool) (list []sendRecvCandidate) {
 	if p.shape.Size == 1 {
 		return nil
 	}
 	for _, name := range sendrecv.Algorithms(kind) {
-		if name == sendrecv.Hierarchical && !p.shape.rails() ||
-			priced && !p.priced(kind, name) {
+		if name == sendrecv.Hierarchical && !p.shape.rails() || short && p.tooLong(kind, name) {
 			continue
 		}
 		for _, chunk := range p.chunks(kind, name) {
@@ -58,10 +63,10 @@ func (p *predictor) chunks(kind coll.Kind, name string) []int {
 	return []int{0, short}
 }
 
-// priced reports whether an algorithm has prices at all.
-func (p *predictor) priced(kind coll.Kind, name string) bool {
+// tooLong reports whether an algorithm certainly has no price.
+func (p *predictor) tooLong(kind coll.Kind, name string) bool {
 	group, err := sendrecv.Plans(kind, name, p.shape.place(name, 0, 0, 0))
-	return err == nil && cost.Priced(group, p.costs)
+	return err == nil && cost.TooLong(group, p.costs)
 }
 
 // sendRecvCandidate returns an algorithm with a chunk. A chunk of 0 stands for the longest one whose messages a channel
@@ -83,6 +88,7 @@ func (p *predictor) sendRecvCandidate(kind coll.Kind, name string, chunk int) (s
 		return sendRecvCandidate{}, err
 	}
 	pricer := cost.NewPricer(group, p.costs)
+	pricer.Within(p.left)
 	got := 0 // messages of the longest chunk fit
 	if chunk != longest {
 		got = pricer.Largest()

@@ -194,23 +194,6 @@ func TestHierarchicalNeedsHosts(t *testing.T) {
 	}
 }
 
-// Groups so large that nothing has a price use the first algorithm for blocks of any length.
-func TestWithoutAnyPriceThereIsAPlan(t *testing.T) {
-	s := selectorOf(t, Shape{Size: 512, Apart: true, Hosts: hosts(256, 2)}, DefaultParams(), "")
-	if c := s.Choose(coll.AllToAll, 0); c.Algorithm != sendrecv.Pairwise || c.Even {
-		t.Errorf("%+v is chosen, expected pairwise", c)
-	}
-	list := s.Explain(coll.AllToAll, 1000)
-	for _, c := range list {
-		if !c.AtLeast || c.Predicted <= 0 || c.Chosen != (c.Algorithm == sendrecv.Pairwise) {
-			t.Errorf("%+v: expected a lower bound, and pairwise as the choice", c)
-		}
-		if c.Algorithm == sendrecv.Direct && c.Why != "it has too many messages for a prediction; a rule can set it" {
-			t.Errorf("%+v: expected the reason that there are too many messages", c)
-		}
-	}
-}
-
 func TestRulesSetMessages(t *testing.T) {
 	shape := Shape{Size: 4}
 	s := selectorOf(t, shape, DefaultParams(), "all_reduce:0-4K:recursive_doubling;all_reduce:100K-1M:ring@chunk=64K;all_to_all:bruck;broadcast:chain;reduce:4K-inf:one_shot")

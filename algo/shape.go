@@ -110,7 +110,7 @@ func (s Shape) costs(p Params) cost.Costs {
 			host[rank] = h
 		}
 	}
-	c.Links = append(c.Links, p.Network)
+	c.Links, c.RanksPerHost = append(c.Links, p.Network), sendrecv.RanksPerHost(s.Hosts)
 	c.Class = func(from, to int) int {
 		if host[from] == host[to] {
 			return 0

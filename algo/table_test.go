@@ -31,16 +31,22 @@ func TestTablesOfSmallGroups(t *testing.T) {
 			}
 		}
 	}
-	const file = "testdata/tables.txt"
+	compareWithFile(t, "testdata/tables.txt", "TablesOfSmallGroups", b.String())
+}
+
+// compareWithFile compares a text with a file, which the test writes with -update.
+func compareWithFile(t *testing.T, file, test, got string) {
+	t.Helper()
 	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o644))
+		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(file)
 	require.NoError(t, err)
 	wanted := strings.Split(string(want), "\n")
-	for i, line := range strings.Split(b.String(), "\n") {
+	for i, line := range strings.Split(got, "\n") {
 		if i >= len(wanted) || line != wanted[i] {
-			t.Fatalf("line %d of %s:\n got %s\nwant %s\n(go test ./algo -run TablesOfSmallGroups -update writes it anew)", i+1, file, line, wanted[min(i, len(wanted)-1)])
+			t.Fatalf("line %d of %s:\n got %s\nwant %s\n(go test ./algo -run %s -update writes it anew)", i+1, file, line,
+				wanted[min(i, len(wanted)-1)], test)
 		}
 	}
 }

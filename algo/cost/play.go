@@ -94,7 +94,7 @@ func newPlay(g *Prepared, chunk int, l plan.Lengths, c Costs) *play {
 			who.chunks = int(who.uneven.Chunks(l))
 		}
 		if g.turned {
-			who.turn = int32(rank)
+			who.turn = int32(g.rank(rank))
 		}
 		p.ready = append(p.ready, int32(rank))
 		numbers += who.ordered * who.window()
@@ -123,10 +123,11 @@ func (p *play) lay() {
 	for rank := range p.players {
 		who := &p.players[rank]
 		for _, end := range who.outlets {
-			to := p.peer(who, end.peer)
+			peer := p.turn(who, end.peer)
+			to := p.player(peer)
 			l := line{from: int32(rank), to: to, places: places}
 			if p.costs.Class != nil {
-				l.class = uint8(p.costs.Class(rank, int(to)))
+				l.class = uint8(p.costs.Class(p.rank(rank), int(peer)))
 			}
 			if p.costs.Route != nil {
 				p.route = p.costs.Route(rank, int(to), p.route[:0])
@@ -140,12 +141,20 @@ func (p *play) lay() {
 	p.places = make([]place, places)
 }
 
-// peer returns the rank that a skeleton's peer stands for.
-func (p *play) peer(who *player, peer int32) int32 {
-	if peer += who.turn; peer >= int32(p.size) {
-		peer -= int32(p.size)
+// turn returns the rank that a skeleton's peer stands for.
+func (p *play) turn(who *player, peer int32) int32 {
+	if peer += who.turn; peer >= int32(p.ranks) {
+		peer -= int32(p.ranks)
 	}
 	return peer
+}
+
+// player returns the number of a rank's player.
+func (p *play) player(rank int32) int32 {
+	if p.quotient != nil {
+		return p.quotient.player[rank]
+	}
+	return rank
 }
 
 // finish plays until all ranks are done and returns when the last one is.

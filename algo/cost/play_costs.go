@@ -16,11 +16,14 @@ type Link struct {
 
 // Costs holds all costs that a price depends on.
 type Costs struct {
-	Links    []Link
-	Class    func(from, to int) int // of Links; nil: all are of class 0
-	Reduce   float64                // per byte of a result
-	Copy     float64                // per byte copied inside a rank
-	Capacity int                    // messages that a channel holds
+	Links []Link
+	Class func(from, to int) int // of Links; nil: all are of class 0
+	// RanksPerHost, if not 0, states that hosts have this many consecutive ranks each, and that Class depends only on
+	// whether two ranks are on one host. A [Pricer] of a large group then plays few ranks.
+	RanksPerHost int
+	Reduce       float64 // per byte of a result
+	Copy         float64 // per byte copied inside a rank
+	Capacity     int     // messages that a channel holds
 
 	// Shared lists links that messages of many ranks pass one after the other, such as the uplink of a host: seconds per
 	// byte of each. The first message to come is served first; of two that come at the same time, the one of the lower

@@ -168,7 +168,7 @@ func (p *play) recv(rank int32, b *bone, bytes uint64, free Femto) bool {
 		who.awaits = noLine
 		return false
 	}
-	i := p.first[p.peer(who, b.peer)] + b.line
+	i := p.first[p.player(p.turn(who, b.peer))] + b.line
 	l := &p.lines[i]
 	if l.taken >= l.there {
 		who.awaits = i

@@ -16,54 +16,126 @@ const Unpriced = time.Duration(math.MaxInt64)
 // the messages that channels hold, so by then each chunk takes equally long, and the time of the rest is multiplied.
 const playedChunks = 8
 
-// playedRegions bounds the effort of a price: the number of regions that the steps of all ranks name. Each takes some
-// tenths of a microsecond to be made and played.
-const playedRegions = 1 << 16
+// Bounds of the effort of a price: the number of regions that the plans of all played ranks name. Each takes some tenths
+// of a microsecond to be made and played.
+const (
+	playedRegions = 1 << 16 // of groups in which all ranks are played, see playsAll
+	mostRegions   = 3 << 16 // of others; a flat ring over 512 hosts of 8 ranks has 164,000
+)
 
-// between is the factor between played lengths where all ranks have to be played. The time of a chunk is the maximum of
-// sums that grow with its length, so it lies close to the straight line between two played lengths.
+// fewRanks is the number of ranks up to which playing all of them takes milliseconds.
+const fewRanks = 64
+
+// between is the factor between played lengths where links are of several classes or ranks differ. The time of a chunk is
+// the maximum of sums that grow with its length, so it lies close to the straight line between two played lengths.
 const between = 16
 
-// Priced reports whether a [Pricer] has prices for a group. It has if the ranks are alike, or if they have so few messages that
-// all ranks can be played.
-func Priced(g plan.Group, c Costs) bool {
-	if len(c.Links) == 1 && g.Digits != nil {
-		return true
+// Pricer computes [Price] for one algorithm in one group and many lengths. Where ranks are alike, it plays one of them for
+// all. It plays only a part of long collectives. One goroutine at a time may use it.
+type Pricer struct {
+	group    plan.Group
+	costs    Costs
+	quotient *quotient                // nil: all ranks are played
+	first    plan.SendRecvPlan        // plan of rank 0
+	inner    plan.SendRecvPlan        // plan of a rank in the middle, which in trees is neither a leaf nor the root
+	prepared *Prepared                // of all played ranks; nil: not made yet, or too long
+	tooLong  bool                     // the plans have too many regions
+	played   map[uint64]time.Duration // by length
+	full     time.Duration            // time for which a rank is busy with a full chunk
+	work     int
+	left     *int // work that may still be done, see Within; nil: no bound
+}
+
+// TooLong reports whether the plans that a [Pricer] of a group would have to play are certainly too long, from a few of
+// them.
+func TooLong(g plan.Group, c Costs) bool {
+	if q := usedQuotient(g, c); q != nil {
+		return sampled(g, q.players, mostRegions)
 	}
-	// Where ranks differ, the first and the last one have about as many regions as the others.
-	for _, rank := range []int{0, g.Size - 1} {
-		regions := 0
-		for _, s := range g.Build(rank).Steps {
-			regions += max(1, len(s.From)+len(s.To))
+	if !playsAll(g, c) {
+		all := make([]int, g.Size)
+		for rank := range all {
+			all[rank] = rank
 		}
-		if regions*g.Size > playedRegions {
+		return sampled(g, all, mostRegions)
+	}
+	// The first and the last rank have about as many regions as the others, or more.
+	return max(regions(g.Build(0)), regions(g.Build(g.Size-1)))*g.Size > playedRegions
+}
+
+// sampled reports whether each of a few of some ranks has more regions than its part of a number.
+func sampled(g plan.Group, ranks []int, most int) bool {
+	n := len(ranks)
+	// In trees and pairings, some of these have short plans.
+	for _, i := range []int{0, min(1, n-1), n / 2, (n/2 + 1) % n, n - 1} {
+		if regions(g.Build(ranks[i])) <= most/n {
 			return false
 		}
 	}
 	return true
 }
 
-// Pricer computes [Price] for one algorithm in one group and many lengths. If all ranks are alike, it plays one of them. It
-// plays only a part of long collectives. One goroutine at a time may use it.
-type Pricer struct {
-	group  plan.Group
-	costs  Costs
-	digits []int             // digits in which ranks are alike, or nil
-	first  plan.SendRecvPlan // plan of rank 0
-	inner  plan.SendRecvPlan // plan of a rank in the middle, which in trees is neither a leaf nor the root
-	plans  []plan.SendRecvPlan
-	played map[uint64]time.Duration // by length
-	full   time.Duration            // time for which a rank is busy with a full chunk
+// playsAll reports whether ranks are played one by one unless all of them are alike: in small groups, and where links are
+// of one class.
+func playsAll(g plan.Group, c Costs) bool { return g.Size <= fewRanks || len(c.Links) == 1 }
+
+// usedQuotient returns the quotient by which a group is played, or nil.
+func usedQuotient(g plan.Group, c Costs) *quotient {
+	if len(c.Links) > 1 && g.Size <= fewRanks {
+		return nil
+	}
+	return quotientOf(g, c)
 }
 
 // NewPricer prices the plans of all ranks of a group.
 func NewPricer(g plan.Group, c Costs) *Pricer {
 	r := &Pricer{group: g, costs: c, first: g.Build(0), inner: g.Build(g.Size / 2), played: map[uint64]time.Duration{}}
-	if len(c.Links) == 1 && r.first.Chunk%(r.first.Pieces*plan.Unit) == 0 { // else the messages of some ranks are longer
-		r.digits = g.Digits
+	if r.first.Chunk%(r.first.Pieces*plan.Unit) == 0 { // else the messages of some ranks are longer
+		r.quotient = usedQuotient(g, c)
 	}
 	r.full = r.busy(uint64(r.first.Chunk))
 	return r
+}
+
+// Priced reports whether there are prices. There are if the ranks that have to be played have few regions.
+func (r *Pricer) Priced() bool {
+	if r.prepared == nil && !r.tooLong {
+		r.prepare()
+	}
+	return !r.tooLong
+}
+
+// prepare builds the plans of the ranks that are played, unless they are too long.
+func (r *Pricer) prepare() {
+	most := mostRegions
+	if r.quotient == nil && playsAll(r.group, r.costs) {
+		most = math.MaxInt
+		if r.tooLong = TooLong(r.group, r.costs); r.tooLong {
+			return
+		}
+	}
+	all := 0
+	r.prepared, all = prepareUpTo(most, r.group, r.quotient, false)
+	r.tooLong = r.prepared == nil || !r.afford(all)
+}
+
+// Work returns a measure of what the prices have cost so far: the regions that were built and the steps that were
+// played. Each takes about two tenths of a microsecond.
+func (r *Pricer) Work() int { return r.work }
+
+// Within bounds the work: pricers that share a number subtract theirs from it, and what would exceed it has no price.
+func (r *Pricer) Within(left *int) { r.left = left }
+
+// afford takes some work from what is left. It reports whether there is enough.
+func (r *Pricer) afford(work int) bool {
+	if r.left != nil {
+		if *r.left < work {
+			return false
+		}
+		*r.left -= work
+	}
+	r.work += work
+	return true
 }
 
 // Plan returns the plan of rank 0.
@@ -96,7 +168,7 @@ func (r *Pricer) Price(bytes uint64) time.Duration {
 	chunk := uint64(r.first.Chunk)
 	chunks := r.first.Chunks(plan.Lengths{Bytes: bytes})
 	switch {
-	case chunks == 1 && r.digits == nil && bytes > plan.Unit && r.first.Kind != coll.Barrier:
+	case chunks == 1 && (r.quotient == nil || len(r.costs.Links) > 1) && bytes > plan.Unit && r.first.Kind != coll.Barrier:
 		return r.interpolate(bytes)
 	case r.first.Kind == coll.Barrier || chunks <= playedChunks:
 		return r.play(bytes)
@@ -140,7 +212,7 @@ func (r *Pricer) interpolate(bytes uint64) time.Duration {
 
 // play plays a length, or returns the time of an earlier play of the same length.
 func (r *Pricer) play(bytes uint64) time.Duration {
-	if even := uint64(r.first.Pieces * plan.Unit); r.digits != nil && bytes > uint64(r.first.Chunk) {
+	if even := uint64(r.first.Pieces * plan.Unit); r.quotient != nil && bytes > uint64(r.first.Chunk) {
 		// In a last chunk with fewer units than pieces some ranks have nothing to send, so ranks are not alike there.
 		bytes = (bytes + even - 1) / even * even
 	}
@@ -148,41 +220,24 @@ func (r *Pricer) play(bytes uint64) time.Duration {
 	if known {
 		return t
 	}
-	g := plan.Group{Size: r.group.Size, Build: r.plan}
-	if r.digits != nil {
-		q := quotient(r.first, r.digits)
-		g = plan.Group{Size: 1, Build: func(int) plan.SendRecvPlan { return q }}
-	} else if !r.make() {
+	if !r.Priced() {
 		return Unpriced
 	}
-	t, err := Price(g, plan.Lengths{Bytes: bytes}, r.costs)
-	if err != nil {
+	if !r.afford(r.prepared.steps * int(r.first.Chunks(plan.Lengths{Bytes: bytes}))) {
+		return Unpriced
+	}
+	o, err := r.prepared.Play(r.first.Chunk, bytes, r.costs)
+	if t = o.Time; err != nil {
 		t = Unpriced
 	}
 	r.played[bytes] = t
 	return t
 }
 
-func (r *Pricer) plan(rank int) plan.SendRecvPlan { return r.plans[rank] }
-
-// make builds the plans of all ranks. It reports false if they have too many messages.
-func (r *Pricer) make() bool {
-	if r.plans != nil {
-		return true
-	}
-	if !Priced(r.group, r.costs) {
-		return false
-	}
-	for rank := range r.group.Size {
-		r.plans = append(r.plans, r.group.Build(rank))
-	}
-	return true
-}
-
 // busy returns how long the busier of two ranks works in a collective of one chunk.
 func (r *Pricer) busy(bytes uint64) time.Duration {
 	busy := r.busyWith(r.first, bytes)
-	if r.digits == nil && r.group.Size > 1 {
+	if (r.quotient == nil || len(r.quotient.players) > 1) && r.group.Size > 1 {
 		busy = max(busy, r.busyWith(r.inner, bytes))
 	}
 	return busy

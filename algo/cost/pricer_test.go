@@ -31,7 +31,7 @@ func TestOneRankStandsForAll(t *testing.T) {
 		for size := 2; size <= 24; size++ {
 			at := sendrecv.Place{Size: size, Chunk: size << lg(size) * plan.Unit}
 			r := pricerOf(t, f, at, channelCosts())
-			if r.digits == nil {
+			if r.quotient == nil {
 				continue
 			}
 			seen++
@@ -51,9 +51,8 @@ func TestOneRankStandsForAll(t *testing.T) {
 	}
 }
 
-// The plan that stands for all ranks (quotient.go) has more pairs of peer and channel than there are channel numbers. Pairs
-// then share numbers, and the price stays the same.
-func TestMoreWaysThanChannels(t *testing.T) {
+// The rank that stands for all (quotient.go) may send itself messages of more pairs of ranks than a pair has channels.
+func TestMorePairsThanChannels(t *testing.T) {
 	for _, f := range families {
 		if f.kind != coll.AllToAll || f.name != sendrecv.Direct && f.name != sendrecv.Pairwise {
 			continue

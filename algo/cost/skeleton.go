@@ -60,7 +60,7 @@ type index[K comparable] struct {
 }
 
 // fewKeys is the number of keys up to which index looks at each.
-const fewKeys = 16
+const fewKeys = 32
 
 func (x *index[K]) find(key K) (number int32, ok bool) {
 	if x.many != nil {
@@ -96,12 +96,19 @@ func strip(p plan.SendRecvPlan, uneven, turned bool) *skeleton {
 	if uneven && p.Kind != coll.Barrier {
 		k.uneven = &p
 	}
-	awaited := make([]bool, len(p.Steps))
-	for _, s := range p.Steps {
+	awaited, sends := make([]bool, len(p.Steps)), 0
+	for i := range p.Steps {
+		s := &p.Steps[i]
 		for _, j := range s.After {
 			awaited[j] = true
 		}
+		if s.Op == plan.Send {
+			sends++
+		}
 	}
+	outlets := min(sends, fewKeys) // there are thousands of skeletons, and growing their lists takes long
+	k.outlets = make([]outlet, 0, outlets)
+	k.lines = index[outlet]{keys: make([]outlet, 0, outlets), numbers: make([]int32, 0, outlets)}
 	var single index[span]
 	for i := range p.Steps {
 		s := &p.Steps[i]
@@ -121,10 +128,10 @@ func strip(p plan.SendRecvPlan, uneven, turned bool) *skeleton {
 		b.spans, b.spansEnd = k.spansOf(regions, &single)
 		k.bones = append(k.bones, b)
 	}
-	for i, s := range p.Steps {
+	for i := range p.Steps {
 		b := &k.bones[i]
 		b.after = int32(len(k.after))
-		for _, j := range s.After {
+		for _, j := range p.Steps[i].After {
 			k.after = append(k.after, ordered{k.bones[j].number, k.bones[j].line})
 		}
 		b.afterEnds = int32(len(k.after))

@@ -9,7 +9,7 @@ import (
 // AddDependencies fills in [Step.After] of every step: the earlier sends of bytes that the step overwrites. Of several
 // such sends on one channel it names only the last one, because a channel delivers messages in order.
 func AddDependencies(p *SendRecvPlan) {
-	sent := sends{SendRecvPlan: p, posts: make([]post, 0, len(p.Steps)), lists: make(map[uint64]list, len(p.Steps))}
+	sent := sends{SendRecvPlan: p, posts: make([]post, 0, len(p.Steps)), lists: map[uint64]list{}}
 	var last []int
 	for lag := range p.MaxLag() + 1 {
 		for i := range p.Steps {

@@ -10,7 +10,8 @@ type Group struct {
 	Turned bool
 	// Digits, if not nil, are the radices of a number system, the lowest digit first. The plan of rank r is then that of
 	// rank 0 with r added to each peer, digit by digit without carry. All ranks therefore do the same at the same time,
-	// as long as the pieces of each chunk are equally long.
+	// as long as the pieces of each chunk are equally long. Where the product of the radices is less than the size, ranks
+	// are alike only if the rest of their numbers is the same.
 	Digits []int
 	// Telling lists a few ranks whose plans suffice for bounds: among them are the rank with the longest message and the
 	// rank that sends or takes the most bytes. Nil means all ranks.

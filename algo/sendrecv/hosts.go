@@ -65,6 +65,25 @@ func (g grid) inRail(at Place, root int) Place {
 	return Place{Rank: g.host, Size: g.height(), Root: root, Chunk: at.Chunk, inner: true}
 }
 
+// RanksPerHost returns the number of ranks of each of several hosts, or 0 unless all have equally many, host by host.
+func RanksPerHost(hosts [][]int) int {
+	if len(hosts) < 2 {
+		return 0
+	}
+	width := len(hosts[0])
+	for h, ranks := range hosts {
+		if len(ranks) != width {
+			return 0
+		}
+		for local, rank := range ranks {
+			if rank != h*width+local {
+				return 0
+			}
+		}
+	}
+	return width
+}
+
 // checkHosts refuses hosts unless every rank is on exactly one and all have equally many.
 func checkHosts(at Place) error {
 	seen, count := make([]bool, at.Size), 0

@@ -52,7 +52,7 @@ func mostPieces(p plan.SendRecvPlan) (most int) {
 // on, in which the ranks next to powers of two do the most. A test compares the result with all ranks.
 func telling(kind coll.Kind, algorithm string, at Place) []int {
 	list := []int{0}
-	if digits := alike(kind, algorithm, at); digits != nil {
+	if allAlike(kind, algorithm, at) {
 		return list
 	}
 	see := func(rank int) {

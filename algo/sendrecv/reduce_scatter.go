@@ -196,8 +196,9 @@ func HierarchicalReduceScatter(at Place) plan.SendRecvPlan {
 		between = inside
 	}
 	if g.height() > 1 || g.width() == 1 {
+		mine := between(g.local)
 		m.embed(RingReduceScatter(g.inRail(at, 0)), blockView(g.rail(),
-			func(host int) []plan.Region { return between(g.local)[host : host+1] },
+			func(host int) []plan.Region { return mine[host : host+1] },
 			func(int) []plan.Region { return []plan.Region{m.blockOf(plan.Output, at.Rank)} }))
 	}
 	return m.done()

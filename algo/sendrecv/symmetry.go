@@ -2,6 +2,7 @@ package sendrecv
 
 import (
 	"math/bits"
+	"slices"
 
 	"sagecomm/internal/coll"
 )
@@ -18,12 +19,39 @@ var symmetric = map[coll.Kind]map[string]func(size int) []int{
 	coll.Barrier:  {Dissemination: rotation},
 }
 
+// alongHosts maps a hierarchical algorithm to a function that returns the radices for a number of hosts, above the digit
+// of a rank's number on its host. That digit comes first, since inside hosts there are rings and exchanges of all pairs.
+var alongHosts = map[coll.Kind]func(hosts int) []int{
+	coll.AllReduce: cube, coll.AllGather: rotation, coll.ReduceScatter: rotation, coll.AllToAll: rotation,
+}
+
+// alikeOnHosts returns [plan.Group.Digits] of a hierarchical algorithm, or nil if hosts do not have consecutive ranks.
+func alikeOnHosts(kind coll.Kind, at Place) []int {
+	digits, width := alongHosts[kind], RanksPerHost(at.Hosts)
+	if digits == nil || width == 0 {
+		return nil
+	}
+	return append([]int{width}, digits(len(at.Hosts))...)
+}
+
 // alike returns [plan.Group.Digits] of a group, or nil if its ranks differ.
 func alike(kind coll.Kind, algorithm string, at Place) []int {
+	if algorithm == Hierarchical {
+		return alikeOnHosts(kind, at)
+	}
 	if digits := symmetric[kind][algorithm]; digits != nil && at.Size > 1 {
 		return digits(at.Size)
 	}
 	return nil
+}
+
+// allAlike reports whether all ranks do the same at the same time.
+func allAlike(kind coll.Kind, algorithm string, at Place) bool {
+	digits, product := alike(kind, algorithm, at), 1
+	for _, radix := range digits {
+		product *= radix
+	}
+	return digits != nil && product == at.Size
 }
 
 // rotation returns one digit: the ranks of a circle are alike.
@@ -59,10 +87,24 @@ var turned = map[coll.Kind][]string{
 
 // Turns reports whether the plans of an algorithm turn, for every size.
 func Turns(kind coll.Kind, algorithm string) bool {
-	for _, name := range turned[kind] {
-		if name == algorithm {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(turned[kind], algorithm)
+}
+
+// logarithmic lists the algorithms in which the longest path has about as many messages as the number of ranks, or of
+// hosts, has digits.
+var logarithmic = map[coll.Kind][]string{
+	coll.AllReduce:     {RecursiveDoubling, RecursiveMultiplying, Rabenseifner, Binomial, DoubleTree},
+	coll.AllGather:     {RecursiveDoubling, Bruck},
+	coll.ReduceScatter: {RecursiveHalving, Bruck},
+	coll.Broadcast:     {Binomial, DoubleTree, Hierarchical},
+	coll.Reduce:        {Binomial, DoubleTree, Hierarchical},
+	coll.AllToAll:      {Bruck},
+	coll.Gather:        {Binomial},
+	coll.Scatter:       {Binomial},
+	coll.Barrier:       {Dissemination, Binomial},
+}
+
+// Logarithmic reports whether an algorithm needs only about as many steps as the number of ranks has digits.
+func Logarithmic(kind coll.Kind, algorithm string) bool {
+	return slices.Contains(logarithmic[kind], algorithm)
 }

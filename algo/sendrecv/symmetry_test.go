@@ -72,4 +72,31 @@ func TestSymmetriesAreOfAlgorithms(t *testing.T) {
 			}
 		}
 	}
+	for kind := range alongHosts {
+		if !slices.Contains(Algorithms(kind), Hierarchical) {
+			t.Errorf("%v has no hierarchical algorithm", kind)
+		}
+	}
+	for kind, names := range logarithmic {
+		for _, name := range names {
+			if !slices.Contains(Algorithms(kind), name) {
+				t.Errorf("%v has no algorithm %s", kind, name)
+			}
+		}
+	}
+}
+
+// The hosts of a hierarchical plan make its ranks alike only where they have consecutive ranks, equally many.
+func TestRanksPerHost(t *testing.T) {
+	for _, c := range []struct {
+		hosts [][]int
+		want  int
+	}{
+		{nil, 0}, {[][]int{{0, 1}}, 0}, {[][]int{{0, 1}, {2, 3}, {4, 5}}, 2}, {[][]int{{0}, {1}}, 1},
+		{[][]int{{0, 1}, {2}}, 0}, {[][]int{{0, 2}, {1, 3}}, 0}, {[][]int{{2, 3}, {0, 1}}, 0},
+	} {
+		if got := RanksPerHost(c.hosts); got != c.want {
+			t.Errorf("%v: %d ranks per host, expected %d", c.hosts, got, c.want)
+		}
+	}
 }
