@@ -229,7 +229,7 @@ typedef struct sagecomm_error {
   int32_t rank;      /* the culprit, -1 if there is none */
   int64_t pid;       /* its process, 0 if unknown */
   uint64_t sequence; /* number of the collective in the group, from 1; 0 if none was in flight */
-  char op[32];       /* "all_reduce" ... */
+  char op[32];       /* "all_reduce" ...; "shrink": group_shrink() has aborted the group */
   char group[128];   /* name given at creation */
   char host[128];    /* host of `rank` */
   char message[2048];

@@ -222,15 +222,17 @@ bool comm_usable(comm_t comm) {
 
 bool comm_give_up(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
-  comm->given_up = true;
+  comm->given_up++;
+  comm->state_given_up = true;
   bool calls = comm->in_progress > 0;
   pthread_mutex_unlock(&comm_lock);
   return calls;
 }
 
-void comm_set_state(comm_t comm, facade_result state) {
+void comm_set_state(comm_t comm, facade_result state, int given_up) {
   pthread_mutex_lock(&comm_lock);
   comm->state = state;
+  comm->state_given_up = given_up != comm->given_up;
   pthread_mutex_unlock(&comm_lock);
 }
 
@@ -272,13 +274,13 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
   pthread_mutex_lock(&comm_lock);
   *error = comm->state;
   sagecomm_group group = comm->group;
-  bool given_up = comm->given_up;
+  bool masked = comm->given_up > 0 && (*error == RESULT_OK || (*error == RESULT_REMOTE && comm->state_given_up));
   pthread_mutex_unlock(&comm_lock);
-  if (*error == RESULT_OK || (given_up && *error == RESULT_REMOTE)) {
+  if (*error == RESULT_OK || masked) {
     scr_note_acquired(comm); /* what a thread of this library has done for it */
     sagecomm_error err = {0};
     int32_t status = group == 0 ? SAGECOMM_OK : core()->group_error(group, &err);
-    if (given_up && status == SAGECOMM_ABORTED) {
+    if (masked && status == SAGECOMM_ABORTED && strcmp(err.op, "shrink") == 0) {
       *error = RESULT_OK;
     } else if (status < 0 && comm_group(comm) == group) { /* it was not finalized meanwhile */
       *error = failed(comm, status, &err);

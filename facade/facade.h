@@ -106,7 +106,8 @@ struct FACADE_COMM {
   int issuing;     /* of the threads that hold it, those that may touch the buffers of calls */
   int in_progress; /* jobs with calls of it that have not ended */
   bool destroyed, aborted;
-  bool given_up;         /* it was shrunk, and its operations were aborted for that, which is no error */
+  int given_up;          /* how often it was shrunk with an abort, which is no error of calls that began before */
+  bool state_given_up;   /* `state` is that of such a call */
   bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
   struct job *deriving;  /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
   sagecomm_group group;  /* 0: it has not joined yet */
@@ -135,7 +136,7 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason);
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
-/* Notes that a communicator is shrunk and its operations are aborted for that. Returns whether calls of it are in progress. */
+/* Notes that a communicator is shrunk and that its operations are to be aborted for that. Returns whether calls of it are in progress. */
 bool comm_give_up(comm_t comm);
 /* Whether it has joined and was not finalized. */
 bool comm_usable(comm_t comm);
@@ -144,7 +145,8 @@ void comm_drop(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
-void comm_set_state(comm_t comm, facade_result state);
+/* `given_up`: that of the job whose state it is. */
+void comm_set_state(comm_t comm, facade_result state, int given_up);
 /* Gives the group to a communicator that has joined. Returns false if it was destroyed meanwhile. */
 bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size);
 /* Returns the group of a communicator, 0 if it has none. */
@@ -205,6 +207,7 @@ typedef struct job {
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
   bool in_progress; /* of calls: it counts in its communicator, until it has ended */
+  int given_up;     /* of calls: the number in its communicator when it began */
   bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;

@@ -40,6 +40,7 @@ static void begin(job *j) {
   pthread_mutex_lock(&comm_lock);
   j->comm->in_progress++;
   j->in_progress = true;
+  j->given_up = j->comm->given_up;
   pthread_mutex_unlock(&comm_lock);
 }
 
@@ -143,7 +144,7 @@ static void run(job *j) {
   if (j->result != RESULT_OK) publish_error();
   comm_t told = told_by(j);
   scr_note_released(told);
-  comm_set_state(told, j->result);
+  comm_set_state(told, j->result, j->given_up);
 }
 
 /* Runs a chain. Whoever waits for a job frees it. */
@@ -246,7 +247,7 @@ static facade_result run_all(job *list) {
   job *waited = NULL, *heads = NULL, **heads_end = &heads;
   for (job *j = list; j != NULL; j = j->next) {
     if (!j->blocking) {
-      comm_set_state(told_by(j), RESULT_IN_PROGRESS);
+      comm_set_state(told_by(j), RESULT_IN_PROGRESS, j->given_up);
       add_result(&result, RESULT_IN_PROGRESS);
     }
   }
@@ -289,7 +290,7 @@ static facade_result run_all(job *list) {
       without_thread(j);
       if (j->blocking) continue;
       add_result(&result, j->result);
-      comm_set_state(told_by(j), j->result);
+      comm_set_state(told_by(j), j->result, j->given_up);
       job_free(j);
     }
   }

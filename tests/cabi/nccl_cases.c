@@ -1,20 +1,6 @@
 /* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks RANKS */
-#include "nccl_ranks.h"
-
-#include <signal.h>
-
-/* No rank begins before all know that they have joined. */
-static ncclComm_t communicator(int size, int blocking) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = blocking;
-  ncclComm_t comm = NULL;
-  settle(comm, ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config) == ncclInternalError
-                   ? ncclInternalError
-                   : ncclInProgress);
-  meet();
-  return comm;
-}
+ * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks|shrunk RANKS */
+#include "nccl_play.h"
 
 /* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without a communicator, if
  * that has none that is newer. */
@@ -195,37 +181,61 @@ static void shrinks(int size) {
   OK(ncclCommAbort(comm));
 }
 
-static const struct {
-  const char *name;
-  void (*play)(int size);
-} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}, {"leaves", leaves}, {"shrinks", shrinks}};
+/* After a shrink with an abort only the calls that began before are no errors. */
+static void shrunk(int size) {
+  if (size < 3) return; /* a rank that shrinks has operations, and one has none */
+  int last = size - 1;
+  ncclResult_t state = ncclSuccess;
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  int32_t value = 1, never = -1;
+  if (my_rank == last) {
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "it is shrunk");
+  } else {
+    if (my_rank == 0) CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclInProgress);
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    settle(child, ncclInProgress);
+    settle(comm, ncclInProgress);
+    for (int i = 0; i < 2; i++) {
+      ncclResult_t result = ncclAllReduce(&value, &never, 1, ncclInt32, ncclSum, comm, NULL);
+      while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+      expect(result, ncclRemoteError, comm, "it is shrunk");
+    }
+    CHECK(never == -1);
+    OK(ncclCommDestroy(child));
+  }
+  meet();
+  OK(ncclCommAbort(comm));
 
-int main(int argc, char **argv) {
-  int size = argc == 3 ? atoi(argv[2]) : 0, worst = 0;
-  void (*play)(int) = NULL;
-  for (size_t i = 0; size >= 1 && size <= 8 && i < sizeof cases / sizeof cases[0]; i++) {
-    if (strcmp(argv[1], cases[i].name) == 0) play = cases[i].play;
+  /* A shrink that aborts nothing hides no abort of a peer that comes later. */
+  comm = communicator(size, 0);
+  if (my_rank != last) {
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    settle(child, ncclInProgress);
+    OK(ncclCommDestroy(child));
   }
-  if (play == NULL) {
-    fprintf(stderr, "usage: %s CASE RANKS\n", argv[0]);
-    return 2;
+  meet();
+  CHECK(sum(comm, 1) == size);
+  if (my_rank == last) {
+    OK(ncclGroupStart());
+    OK(ncclRecv(&never, 1, ncclInt32, 0, comm, NULL));
+    OK(ncclSend(&value, 1, ncclInt32, 0, comm, NULL));
+    CHECK(ncclGroupEnd() == ncclInProgress);
+    meet();
+  } else {
+    state = ncclSuccess;
+    if (my_rank == 0) settle(comm, ncclRecv(&value, 1, ncclInt32, last, comm, NULL)); /* so the recv is posted */
+    meet();
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "ncclCommAbort() was called");
+    state = ncclAllReduce(&value, &never, 1, ncclInt32, ncclSum, comm, NULL);
+    while (state == ncclInProgress) OK(ncclCommGetAsyncError(comm, &state));
+    CHECK(state == ncclRemoteError);
   }
-  share_among(size);
-  pid_t child[8];
-  for (int rank = 0; rank < size; rank++) {
-    child[rank] = fork();
-    if (child[rank] < 0) return 2;
-    if (child[rank] != 0) continue;
-    my_rank = rank;
-    play(size);
-    _exit(0);
-  }
-  for (int rank = 0; rank < size; rank++) {
-    int status = 0;
-    if (wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-    for (int i = 0; i < size && worst == 0; i++) kill(child[i], SIGKILL); /* the others may wait for it */
-    worst = 1;
-  }
-  if (worst == 0) printf("%d ranks agree\n", size);
-  return worst;
+  OK(ncclCommAbort(comm));
 }
+
+static const struct play cases[] = {{"texts", texts},   {"finalizes", finalizes}, {"itself", itself},
+                                    {"leaves", leaves}, {"shrinks", shrinks},     {"shrunk", shrunk}};
+
+int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

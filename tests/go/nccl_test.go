@@ -140,12 +140,12 @@ func ranksAgree(t *testing.T, program string, arguments ...string) {
 // The cases of tests/cabi/nccl_cases.c are one each.
 func TestFacadeInCases(t *testing.T) {
 	program := programOverFacade(t, headersOfNCCL(t), facadeOf(t), "nccl_cases")
-	for _, name := range []string{"texts", "finalizes", "itself", "leaves", "shrinks"} {
-		for _, size := range []int{2, 4} {
+	for _, name := range []string{"texts", "finalizes", "itself", "leaves", "shrinks", "shrunk"} {
+		for _, size := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
 				t.Parallel()
-				if size > 2 && testing.Short() {
-					t.Skip("two ranks suffice")
+				if size > 3 && testing.Short() {
+					t.Skip("three ranks suffice")
 				}
 				ranksAgree(t, program, name, fmt.Sprint(size))
 			})
