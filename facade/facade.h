@@ -52,6 +52,10 @@ const char *error_behind(facade_result result);
 /* Returns the result for a status below zero of the core, with its text as the last error. */
 facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err);
 
+/* Returns whether this process has loaded a library since *then was set, 0 at first, and sets it. To look for a library that is not loaded
+ * takes the dynamic linker through all its folders. */
+bool loads_since(uint64_t *then);
+
 /* Makes a unique id. */
 facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
 
