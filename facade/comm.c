@@ -124,6 +124,27 @@ void comm_release(comm_t comm) {
   free(comm);
 }
 
+void comm_batch(comm_t comm, uint64_t *batch) {
+  static uint64_t batches;
+  pthread_mutex_lock(&comm_lock);
+  if (*batch == 0) *batch = ++batches;
+  comm->batch = *batch;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+bool comm_end_batch(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool first = __atomic_load_n(&comm->cancelled, __ATOMIC_ACQUIRE) != CANCELLED_BY_GROUP;
+  for (comm_t each = all; first && each != NULL; each = each->next) {
+    int32_t none = 0;
+    if (each == comm || each->batch == 0 || each->batch != comm->batch || each->group != 0) continue;
+    __atomic_compare_exchange_n(&each->cancelled, &none, CANCELLED_BY_GROUP, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&comm_lock);
+  job_cancelled();
+  return first;
+}
+
 bool comm_begin(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
   bool here = !comm->aborted;
@@ -158,7 +179,7 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason) {
   pthread_mutex_unlock(&comm_lock);
   if (reason != NULL) {
     sagecomm_error err;
-    __atomic_store_n(&comm->cancelled, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&comm->cancelled, CANCELLED_BY_ABORT, __ATOMIC_RELEASE);
     job_cancelled();
     if (first && group != 0) core()->group_leave(group, reason, &err);
     pthread_mutex_lock(&comm_lock);
@@ -177,6 +198,7 @@ facade_result comm_finish_group(comm_t comm) {
   core()->group_destroy(group, &none);
   pthread_mutex_lock(&comm_lock);
   comm->group = 0;
+  if (result != RESULT_OK) comm->state = result; /* also where it blocks: there is no group to ask any more */
   pthread_mutex_unlock(&comm_lock);
   return result;
 }
@@ -241,6 +263,7 @@ bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size) {
   bool wanted = !comm->destroyed;
   if (wanted) {
     comm->group = group;
+    if (comm->cancelled == CANCELLED_BY_GROUP) comm->cancelled = 0; /* too late: it is made */
     comm->rank = rank;
     comm->size = size;
   }

@@ -90,11 +90,13 @@ bool driver_captures(void *stream);
 
 /* A reduction that multiplies by a factor first: SAGECOMM_PREMUL_SUM. */
 typedef struct reduction {
-  bool exists;
+  int number; /* that its user has, which no other one of the process has had; 0: there is none here */
   int type;
   double factor;
   const void *scalar; /* where the factor is to be read when an operation is issued, NULL: `factor` is it */
 } reduction;
+
+enum { CANCELLED_BY_ABORT = 1, CANCELLED_BY_GROUP };
 
 struct FACADE_COMM {
   comm_t next;
@@ -104,18 +106,20 @@ struct FACADE_COMM {
   void *context;  /* of that device; both protected by the lock of comm.c */
   bool blocking;
   int64_t operations_ns; /* how long an operation may take */
-  int32_t cancelled;     /* not 0: its join is to end; atomic */
+  int32_t cancelled;     /* not 0: its join is to end, CANCELLED_...; atomic */
   /* The rest is protected by the lock of comm.c. */
+  uint64_t batch;  /* the same for all that one group call makes, 0: it makes no other */
   int holders;     /* calls and threads that use it, and 1 until it is destroyed */
   int issuing;     /* of the threads that hold it, those that may touch the buffers of calls */
   int in_progress; /* jobs with calls of it that have not ended */
   bool destroyed, aborted;
-  int given_up;          /* how often it was shrunk with an abort, which is no error of calls that began before */
-  bool state_given_up;   /* `state` is that of such a call */
-  bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
-  struct job *deriving;  /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
-  sagecomm_group group;  /* 0: it has not joined yet */
-  facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
+  int given_up;         /* how often it was shrunk with an abort, which is no error of calls that began before */
+  bool state_given_up;  /* `state` is that of such a call */
+  bool finalizing;      /* no call may begin; `group` becomes 0 when its end is complete */
+  struct job *deriving; /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
+  sagecomm_group group; /* 0: it has not joined yet */
+  facade_result
+      state; /* of one that does not block: RESULT_IN_PROGRESS, or how the last call ended; else how its finalization has failed */
   char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
   uint8_t device_type; /* of the buffers of its last operation that had some; at first those of `device` */
@@ -146,6 +150,10 @@ bool comm_give_up(comm_t comm);
 bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
 void comm_drop(comm_t comm);
+/* Makes communicators those of one group call: `batch` is 0 for the first of them, and the same for the others. */
+void comm_batch(comm_t comm, uint64_t *batch);
+/* Ends the joins of the communicators of the same group call, because this one is not made. Returns false if it was ended that way itself. */
+bool comm_end_batch(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
@@ -212,6 +220,7 @@ typedef struct job {
   bool started;
   bool in_progress; /* of calls: it counts in its communicator, until it has ended */
   int given_up;     /* of calls: the number in its communicator when it began */
+  bool follows;     /* of what makes a communicator: it has failed because another one of the same group call has */
   bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
@@ -298,5 +307,7 @@ facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *
 
 /* Issues calls of one communicator and waits for those on host memory. */
 facade_result calls_run(comm_t comm, call *calls, int n);
+/* Returns RESULT_OK, or why the core would refuse such calls on this rank. */
+facade_result calls_check(comm_t comm, const call *calls, int n);
 
 #endif

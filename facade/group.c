@@ -19,6 +19,9 @@ static _Thread_local facade_result first_error; /* of a call inside the group */
 /* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
 static comm_t told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
 
+/* Whether a communicator becomes of a job. */
+static bool makes(const job *j) { return j->kind == JOB_JOIN || j->child != NULL; }
+
 /* Splits, shrinks and the finalization of a parent wait for their turn here. */
 static pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
 
@@ -139,6 +142,7 @@ facade_result job_run(job *j) {
 static void run(job *j) {
   j->result = job_run(j);
   if (j->result != RESULT_OK) memcpy(j->text, last_error(), sizeof j->text);
+  if (j->result != RESULT_OK && makes(j)) j->follows = !comm_end_batch(told_by(j));
   ended(j); /* before its user hears of the end */
   if (j->blocking) return;
   if (j->result != RESULT_OK) publish_error();
@@ -182,6 +186,7 @@ static void without_thread(job *j) {
   j->result = fail(NULL, RESULT_SYSTEM,
                    "sagecomm: no thread could be started for a communicator of a group call: look at `ulimit -u`");
   memcpy(j->text, last_error(), sizeof j->text);
+  if (makes(j)) comm_end_batch(told_by(j));
 }
 
 /* A handle such as that of the default stream is another stream on each device. */
@@ -245,7 +250,9 @@ static facade_result run_all(job *list) {
   facade_result result = RESULT_OK;
   bool alone = make_chains(list) == 1;
   job *waited = NULL, *heads = NULL, **heads_end = &heads;
+  uint64_t batch = 0;
   for (job *j = list; j != NULL; j = j->next) {
+    if (makes(j) && list->next != NULL) comm_batch(told_by(j), &batch);
     if (!j->blocking) {
       comm_set_state(told_by(j), RESULT_IN_PROGRESS, j->given_up);
       add_result(&result, RESULT_IN_PROGRESS);
@@ -299,11 +306,16 @@ static facade_result run_all(job *list) {
     pthread_join(j->thread, NULL);
     scr_note_acquired(j);
   }
+  for (int follows = 0; follows < 2; follows++) { /* what has failed first is the cause */
+    for (job *j = waited; j != NULL; j = j->next) {
+      if (j->follows != follows) continue;
+      if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) remember(j->result, j->text);
+      add_result(&result, j->result);
+    }
+  }
   while (waited != NULL) {
     job *j = waited;
     waited = j->next;
-    if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) remember(j->result, j->text);
-    add_result(&result, j->result);
     job_free(j);
   }
   return result;
@@ -429,6 +441,17 @@ static facade_result check_streams(job *list) {
   return several ? stream_of_thread(FACADE_PREFIX "GroupEnd") : RESULT_OK;
 }
 
+/* Several communicators may wait for each other, so what one of them refuses must be known before another one begins. */
+static facade_result check_calls(const job *list) {
+  int n = 0;
+  for (const job *j = list; j != NULL; j = j->next) n += j->kind == JOB_CALLS;
+  facade_result result = RESULT_OK;
+  for (const job *j = list; n > 1 && result == RESULT_OK && j != NULL; j = j->next) {
+    if (j->kind == JOB_CALLS) result = calls_check(j->comm, j->calls, j->n_calls);
+  }
+  return result;
+}
+
 static facade_result end(void) {
   job *list = jobs;
   jobs = NULL;
@@ -436,6 +459,7 @@ static facade_result end(void) {
   first_error = RESULT_OK;
   if (result == RESULT_OK) result = refused_to_child();
   if (result == RESULT_OK) result = check_streams(list);
+  if (result == RESULT_OK) result = check_calls(list);
   if (result == RESULT_OK) return run_group(list);
   while (list != NULL) { /* nothing was sent */
     job *j = list;
