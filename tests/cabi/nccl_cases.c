@@ -1,6 +1,8 @@
 /* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks|shrunk RANKS */
+ * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks|shrunk|turbomind RANKS */
 #include "nccl_play.h"
+
+#include <dlfcn.h>
 
 /* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without a communicator, if
  * that has none that is newer. */
@@ -235,7 +237,77 @@ static void shrunk(int size) {
   OK(ncclCommAbort(comm));
 }
 
-static const struct play cases[] = {{"texts", texts},   {"finalizes", finalizes}, {"itself", itself},
-                                    {"leaves", leaves}, {"shrinks", shrinks},     {"shrunk", shrunk}};
+/* ---- the calls of TurboMind ---- */
+
+static ncclUniqueId id_of_process;
+static int threads_of_process;
+
+/* With any result but success TurboMind ends. */
+static void *rank_of_turbomind(void *rank) {
+  enum { COUNT = 1000 };
+  my_rank = (int)(intptr_t)rank;
+  int version = 0, size = threads_of_process;
+  ncclComm_t world = NULL, part = NULL;
+  OK(ncclCommInitRank(&world, size, id_of_process, my_rank));
+  OK(ncclCommSplit(world, 0, my_rank, &part, NULL));
+  OK(ncclGetVersion(&version));
+  void *library =
+      dlopen("libnccl.so.2", RTLD_LAZY); /* newer versions are asked for windows, older ones for registrations */
+  ncclResult_t (*attach)(ncclComm_t, void *, size_t, void **, int) = NULL;
+  ncclResult_t (*detach)(ncclComm_t, void *) = NULL;
+  CHECK(library != NULL && version >= 22700);
+  *(void **)&attach = dlsym(library, "ncclCommWindowRegister");
+  *(void **)&detach = dlsym(library, "ncclCommWindowDeregister");
+  CHECK(attach != NULL && detach != NULL);
+  void *memory = NULL, *window[2];
+  ncclComm_t comms[] = {world, part};
+  OK(ncclMemAlloc(&memory, 2 * COUNT * (size_t)size * sizeof(float)));
+  for (int i = 0; i < 2; i++) {
+    window[i] = memory;
+    OK(attach(comms[i], memory, 2 * COUNT * (size_t)size * sizeof(float), &window[i], 1));
+    CHECK(window[i] == NULL);
+  }
+  for (int i = 0; i < 2; i++) {
+    float *all = memory, *sums = all + COUNT * size, *mine = all + COUNT * my_rank;
+    for (int k = 0; k < COUNT; k++) mine[k] = (float)(my_rank + 1);
+    OK(ncclAllGather(mine, all, COUNT, ncclFloat32, comms[i], NULL));
+    OK(ncclGroupStart());
+    for (int root = 0; root < size; root++) {
+      float *to = root == my_rank ? sums : NULL;
+      OK(ncclReduce(all + COUNT * root, to, COUNT, ncclFloat32, ncclSum, root, comms[i], NULL));
+    }
+    OK(ncclGroupEnd());
+    for (int k = 0; k < COUNT; k++) CHECK(sums[k] == (float)(size * (my_rank + 1)));
+    memcpy(mine, sums, COUNT * sizeof *sums);
+    OK(ncclGroupStart());
+    for (int root = 0; root < size; root++) {
+      OK(ncclBroadcast(all + COUNT * root, all + COUNT * root, COUNT, ncclFloat32, root, comms[i], NULL));
+    }
+    OK(ncclGroupEnd());
+    OK(ncclAllReduce(all, all, COUNT * (size_t)size, ncclFloat32, ncclSum, comms[i], NULL));
+    for (int k = 0; k < COUNT * size; k++) CHECK(all[k] == (float)(size * size * (k / COUNT + 1)));
+  }
+  for (int i = 0; i < 2; i++) OK(detach(comms[i], window[i]));
+  OK(ncclMemFree(memory));
+  OK(ncclCommDestroy(part));
+  OK(ncclCommDestroy(world));
+  dlclose(library);
+  return NULL;
+}
+
+/* Each process is a program whose ranks are threads. */
+static void turbomind(int size) {
+  pthread_t thread[8];
+  threads_of_process = size;
+  OK(ncclGetUniqueId(&id_of_process));
+  for (int rank = 0; rank < size; rank++) {
+    CHECK(pthread_create(&thread[rank], NULL, rank_of_turbomind, (void *)(intptr_t)rank) == 0);
+  }
+  for (int rank = 0; rank < size; rank++) CHECK(pthread_join(thread[rank], NULL) == 0);
+}
+
+static const struct play cases[] = {{"texts", texts},        {"finalizes", finalizes}, {"itself", itself},
+                                    {"leaves", leaves},      {"shrinks", shrinks},     {"shrunk", shrunk},
+                                    {"turbomind", turbomind}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }
