@@ -70,14 +70,18 @@ static bool exists(comm_t comm) {
   return false;
 }
 
-/* Like comm_hold(), also in a child. */
-static facade_result hold(comm_t comm, const char *function) {
-  if (comm == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: comm is NULL", function);
+bool comm_find(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
   bool here = exists(comm);
   if (here) comm->holders++;
   pthread_mutex_unlock(&comm_lock);
-  if (here) return RESULT_OK;
+  return here;
+}
+
+/* Like comm_hold(), also in a child. */
+static facade_result hold(comm_t comm, const char *function) {
+  if (comm == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: comm is NULL", function);
+  if (comm_find(comm)) return RESULT_OK;
   return fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: comm is no communicator of this process, or was destroyed",
               function);
 }
@@ -177,10 +181,12 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason) {
   if (first) comm->holders--;
   sagecomm_group group = comm->group;
   pthread_mutex_unlock(&comm_lock);
-  if (reason != NULL) {
-    sagecomm_error err;
+  if (reason != NULL || group == 0) { /* a join that goes on ends too */
     __atomic_store_n(&comm->cancelled, CANCELLED_BY_ABORT, __ATOMIC_RELEASE);
     job_cancelled();
+  }
+  if (reason != NULL) {
+    sagecomm_error err;
     if (first && group != 0) core()->group_leave(group, reason, &err);
     pthread_mutex_lock(&comm_lock);
     while (comm->issuing > 0) pthread_cond_wait(&finished, &comm_lock);
@@ -230,9 +236,10 @@ facade_result comm_finalize(comm_t comm, const char *function) {
   if (job_derive(j)) return job_now(j);
   set_finalizing(comm, false);
   job_free(j);
-  return fail(NULL, RESULT_USAGE,
-              "sagecomm: %s: a split or shrink of this communicator is in the same group call: finalize it afterwards",
-              function);
+  return fail(
+      NULL, RESULT_USAGE,
+      "sagecomm: %s: a call, split or shrink of this communicator is in the same group call: finalize it afterwards",
+      function);
 }
 
 bool comm_usable(comm_t comm) {

@@ -104,7 +104,7 @@ static const char *own_error(void) { return memcpy(shown, last, sizeof shown); }
 
 const char *newest_error(comm_t comm) {
   own_error();
-  if (comm != NULL && comm_hold(comm, FACADE_PREFIX "GetLastError") != RESULT_OK) return shown;
+  if (comm != NULL && !comm_find(comm)) return shown;
   pthread_mutex_lock(&comm_lock);
   const char *other = comm != NULL ? comm->text : published;
   uint64_t number = comm != NULL ? comm->text_number : published_number;

@@ -130,6 +130,8 @@ struct FACADE_COMM {
 
 /* Makes a communicator that has not joined. NULL: no memory. */
 comm_t comm_make(bool blocking);
+/* Holds a communicator. Returns false if there is no such communicator. */
+bool comm_find(comm_t comm);
 /* Returns RESULT_OK and holds the communicator, or the last error says that there is no such communicator. */
 facade_result comm_hold(comm_t comm, const char *function);
 /* Like comm_hold(), for a call that needs a communicator that is ready: joined, not failed, nothing in progress. */
@@ -241,8 +243,8 @@ facade_result out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 facade_result refused(facade_result result);
 
-/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call: the
- * ranks could not tell which is which, and a finalization would wait for what the group call begins. */
+/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call, or, for a
+ * finalization, calls are: the ranks could not tell which is which, and a finalization would wait for what the group call begins. */
 bool job_derive(job *j);
 /* Wakes the jobs that wait for their turn, because a communicator was aborted. */
 void job_cancelled(void);

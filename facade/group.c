@@ -27,7 +27,7 @@ static pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
 
 bool job_derive(job *j) {
   for (job *each = jobs; each != NULL; each = each->next) {
-    if (each->derives && each->comm == j->comm) return false;
+    if (each->comm == j->comm && (each->derives || (j->kind == JOB_FINALIZE && each->kind == JOB_CALLS))) return false;
   }
   pthread_mutex_lock(&comm_lock);
   job **end = &j->comm->deriving;
@@ -334,7 +334,31 @@ static facade_result run_group(job *list) {
   return result == RESULT_OK || (result == RESULT_IN_PROGRESS && then != RESULT_OK) ? then : result;
 }
 
+/* Frees jobs of which nothing was sent. */
+static void drop(job *list) {
+  while (list != NULL) {
+    job *j = list;
+    list = j->next;
+    if (j->kind != JOB_CALLS) join_dropped(j);
+    job_free(j);
+  }
+}
+
+/* A thread may end inside a group call, and its jobs hold their communicators. */
+static pthread_key_t thread_ends;
+
+static void drop_of_thread(void *list) {
+  job **of_thread = list;
+  drop(*of_thread);
+  *of_thread = NULL;
+}
+
+static void make_key(void) { pthread_key_create(&thread_ends, drop_of_thread); }
+
 static void append(job *j) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, make_key);
+  if (jobs == NULL) pthread_setspecific(thread_ends, &jobs); /* without memory for it, they stay */
   job **end = &jobs;
   while (*end != NULL) end = &(*end)->next;
   *end = j;
@@ -461,12 +485,7 @@ static facade_result end(void) {
   if (result == RESULT_OK) result = check_streams(list);
   if (result == RESULT_OK) result = check_calls(list);
   if (result == RESULT_OK) return run_group(list);
-  while (list != NULL) { /* nothing was sent */
-    job *j = list;
-    list = j->next;
-    if (j->kind != JOB_CALLS) join_dropped(j);
-    job_free(j);
-  }
+  drop(list);
   return result;
 }
 

@@ -1,6 +1,6 @@
 /* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
  * a wrong call is refused on the rank that makes it, no other communicator waits for it, and none is harmed.
- * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes RANKS */
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys RANKS */
 #include "nccl_play.h"
 
 static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
@@ -125,7 +125,78 @@ static void finalizes(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-static const struct play cases[] = {{"joins", joins},       {"calls", calls},           {"exchange", exchange},
-                                    {"mismatch", mismatch}, {"reductions", reductions}, {"finalizes", finalizes}};
+static void arguments(int size) {
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclUniqueId id;
+  OK(ncclGetUniqueId(&id));
+  for (int blocking = -3; blocking <= 2; blocking += 5) {
+    config.blocking = blocking;
+    expect(ncclCommInitRankConfig(&child, 1, id, 0, &config), ncclInvalidArgument, NULL, "expected 0 or 1");
+  }
+  int excluded = size;
+  expect(ncclCommShrink(comm, &excluded, 1, &child, NULL, NCCL_SHRINK_DEFAULT), ncclInvalidArgument, comm,
+         "is outside the communicator");
+  excluded = my_rank;
+  expect(ncclCommShrink(comm, &excluded, 1, &child, NULL, NCCL_SHRINK_DEFAULT), ncclInvalidArgument, comm,
+         "is to be left out");
+
+  /* A configuration that leaves it open stands for 1, also for a child of a parent that does not block. */
+  config.blocking = NCCL_CONFIG_UNDEF_INT;
+  OK(ncclCommSplit(comm, 0, my_rank, &child, &config));
+  int32_t value = 1;
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, child, NULL));
+  CHECK(value == size);
+
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, child, NULL));
+  expect(ncclCommFinalize(child), ncclInvalidUsage, NULL, "is in the same group call");
+  OK(ncclGroupEnd());
+  CHECK(value == size * size);
+  OK(ncclCommDestroy(child));
+
+  /* To ask for the last error of a communicator that is no more is no error of its own. */
+  expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "ncclCommCount");
+  expect(ncclInvalidArgument, ncclInvalidArgument, child, "ncclCommCount");
+  expect(ncclInvalidArgument, ncclInvalidArgument, NULL, "ncclCommCount");
+  OK(ncclCommDestroy(comm));
+}
+
+static void *open_a_group(void *comm) {
+  static int32_t value = 1;
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL));
+  return NULL;
+}
+
+/* A thread of rank 0 ends inside a group call. Its calls hold the communicator no longer than that. */
+static void threads(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  if (my_rank == 0) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, open_a_group, comm) == 0 && pthread_join(thread, NULL) == 0);
+  } else {
+    int32_t value = 1;
+    expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, " left");
+  }
+  OK(ncclCommDestroy(comm));
+  meet(); /* rank 0 has not left by its end */
+}
+
+/* A communicator that does not block is destroyed while it joins: its thread does not wait for the others. */
+static void destroys(int size) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = NULL;
+  ncclUniqueId id;
+  OK(ncclGetUniqueId(&id));
+  CHECK(ncclCommInitRankConfig(&comm, size, id, 0, &config) == ncclInProgress);
+  OK(ncclCommDestroy(comm));
+  while (strstr(ncclGetLastError(NULL), "aborted while its ranks met") == NULL) sched_yield();
+}
+
+static const struct play cases[] = {{"joins", joins},         {"calls", calls},           {"exchange", exchange},
+                                    {"mismatch", mismatch},   {"reductions", reductions}, {"finalizes", finalizes},
+                                    {"arguments", arguments}, {"threads", threads},       {"destroys", destroys}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

@@ -144,7 +144,7 @@ func TestFacadeInCases(t *testing.T) {
 
 // A wrong call is refused where it is made and harms nobody else.
 func TestFacadeRefusesMisuse(t *testing.T) {
-	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes")
+	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes", "arguments", "threads", "destroys")
 }
 
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.
