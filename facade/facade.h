@@ -5,7 +5,9 @@
  *   core.c     opens the core, and gives its errors the vendor's numbers and texts
  *   comm.c     communicators: which ones there are, who is inside one, their end
  *   join.c     jobs that make communicators
- *   group.c    group calls, and how the calls in between are issued
+ *   group.c    group calls, which collect jobs
+ *   job.c      one job: its place in the order of its communicator, its context, and how it runs
+ *   chain.c    the jobs of a group call, and their threads
  *   request.c  collectives, sends and recvs as their user asks for them
  *   issue.c    hands calls to the core, and orders their streams
  *
@@ -231,11 +233,6 @@ typedef struct job {
 
 /* Adds a job to the group of this thread, or runs it if there is none. It owns the job. */
 facade_result job_submit(job *j);
-/* Runs a job at once, also inside a group. */
-facade_result job_now(job *j);
-void job_free(job *j);
-/* Does what a job is for. */
-facade_result job_run(job *j);
 /* Adds a call to the group of this thread, or issues it if there is none; it owns the call's lists. Requires: the caller holds the
  * communicator. */
 facade_result call_submit(comm_t comm, const char *function, call *c);
@@ -246,13 +243,37 @@ facade_result refused(facade_result result);
 /* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call, or, for a
  * finalization, calls are: the ranks could not tell which is which, and a finalization would wait for what the group call begins. */
 bool job_derive(job *j);
-/* Wakes the jobs that wait for their turn, because a communicator was aborted. */
-void job_cancelled(void);
-
 void group_start(void);
 facade_result group_end(void);
 /* Ends a group call without its calls. Returns false if there is none. */
 bool group_drop(void);
+
+/* ---- job.c ---- */
+
+/* Returns the communicator whose state tells how a job goes on. */
+comm_t job_told_by(const job *j);
+/* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
+void job_take_place(job *j);
+/* Counts a job with calls. Requires: it has its communicator. */
+void job_begin(job *j);
+/* Takes a job that has ended off the count and the list of its communicator. */
+void job_ended(job *j);
+/* Notes what is current on the thread that calls. */
+void job_note_context(job *j);
+/* Does what a job is for. */
+facade_result job_run(job *j);
+void job_free(job *j);
+/* Wakes the jobs that wait for their turn, because a communicator was aborted. */
+void job_cancelled(void);
+
+/* ---- chain.c ---- */
+
+/* Runs a job at once, also inside a group, and frees it. */
+facade_result job_now(job *j);
+/* Runs the jobs of a group call and frees them. Returns the first error, or RESULT_IN_PROGRESS if one goes on. */
+facade_result jobs_run(job *list);
+/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head of its chain. */
+int jobs_make_chains(job *list);
 
 /* ---- join.c ---- */
 
