@@ -229,7 +229,7 @@ typedef struct sagecomm_error {
   int32_t rank;      /* the culprit, -1 if there is none */
   int64_t pid;       /* its process, 0 if unknown */
   uint64_t sequence; /* number of the collective in the group, from 1; 0 if none was in flight */
-  char op[32];       /* "all_reduce" ... */
+  char op[32];       /* "all_reduce" ...; "shrink": group_shrink() has aborted the group */
   char group[128];   /* name given at creation */
   char host[128];    /* host of `rank` */
   char message[2048];
@@ -476,9 +476,10 @@ typedef struct sagecomm_api {
    * all and fails with the failure of the first operation that failed. *sequence becomes the number of the last
    * collective. All ranks make the same collectives in the same order; p2p operations may differ. Operations of one
    * kind, reduction and root that stand next to each other, in any mixture of types, may run in any order, and there
-   * is no order between p2p operations and collectives: none of them may touch memory that another one of them
-   * writes. SAGECOMM_ASYNC of the first operation applies to all. If one operation is refused, none is issued. If there is
-   * no memory for a later one, the group fails, because other ranks have issued it. With n = 0 the result is OK. */
+   * is no order between p2p operations and collectives, nor between sends and recvs: none of them may touch memory that another one
+   * of them writes. SAGECOMM_ASYNC of the first operation applies to all. If one operation is refused, none is issued. If there is
+   * no memory for a later one, the group fails, because other ranks have issued it. With n = 0 the result is OK.
+   * With work NULL nothing is issued, and it returns OK, or why it would be refused on this rank. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err);
 

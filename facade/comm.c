@@ -70,14 +70,18 @@ static bool exists(comm_t comm) {
   return false;
 }
 
-/* Like comm_hold(), also in a child. */
-static facade_result hold(comm_t comm, const char *function) {
-  if (comm == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: comm is NULL", function);
+bool comm_find(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
   bool here = exists(comm);
   if (here) comm->holders++;
   pthread_mutex_unlock(&comm_lock);
-  if (here) return RESULT_OK;
+  return here;
+}
+
+/* Like comm_hold(), also in a child. */
+static facade_result hold(comm_t comm, const char *function) {
+  if (comm == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: comm is NULL", function);
+  if (comm_find(comm)) return RESULT_OK;
   return fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: comm is no communicator of this process, or was destroyed",
               function);
 }
@@ -124,6 +128,27 @@ void comm_release(comm_t comm) {
   free(comm);
 }
 
+void comm_batch(comm_t comm, uint64_t *batch) {
+  static uint64_t batches;
+  pthread_mutex_lock(&comm_lock);
+  if (*batch == 0) *batch = ++batches;
+  comm->batch = *batch;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+bool comm_end_batch(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool first = __atomic_load_n(&comm->cancelled, __ATOMIC_ACQUIRE) != CANCELLED_BY_GROUP;
+  for (comm_t each = all; first && each != NULL; each = each->next) {
+    int32_t none = 0;
+    if (each == comm || each->batch == 0 || each->batch != comm->batch || each->group != 0) continue;
+    __atomic_compare_exchange_n(&each->cancelled, &none, CANCELLED_BY_GROUP, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&comm_lock);
+  job_cancelled();
+  return first;
+}
+
 bool comm_begin(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
   bool here = !comm->aborted;
@@ -156,10 +181,12 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason) {
   if (first) comm->holders--;
   sagecomm_group group = comm->group;
   pthread_mutex_unlock(&comm_lock);
+  if (reason != NULL || group == 0) { /* a join that goes on ends too */
+    __atomic_store_n(&comm->cancelled, CANCELLED_BY_ABORT, __ATOMIC_RELEASE);
+    job_cancelled();
+  }
   if (reason != NULL) {
     sagecomm_error err;
-    __atomic_store_n(&comm->cancelled, 1, __ATOMIC_RELEASE);
-    job_cancelled();
     if (first && group != 0) core()->group_leave(group, reason, &err);
     pthread_mutex_lock(&comm_lock);
     while (comm->issuing > 0) pthread_cond_wait(&finished, &comm_lock);
@@ -177,6 +204,7 @@ facade_result comm_finish_group(comm_t comm) {
   core()->group_destroy(group, &none);
   pthread_mutex_lock(&comm_lock);
   comm->group = 0;
+  if (result != RESULT_OK) comm->state = result; /* also where it blocks: there is no group to ask any more */
   pthread_mutex_unlock(&comm_lock);
   return result;
 }
@@ -208,9 +236,10 @@ facade_result comm_finalize(comm_t comm, const char *function) {
   if (job_derive(j)) return job_now(j);
   set_finalizing(comm, false);
   job_free(j);
-  return fail(NULL, RESULT_USAGE,
-              "sagecomm: %s: a split or shrink of this communicator is in the same group call: finalize it afterwards",
-              function);
+  return fail(
+      NULL, RESULT_USAGE,
+      "sagecomm: %s: a call, split or shrink of this communicator is in the same group call: finalize it afterwards",
+      function);
 }
 
 bool comm_usable(comm_t comm) {
@@ -222,15 +251,17 @@ bool comm_usable(comm_t comm) {
 
 bool comm_give_up(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
-  comm->given_up = true;
+  comm->given_up++;
+  comm->state_given_up = true;
   bool calls = comm->in_progress > 0;
   pthread_mutex_unlock(&comm_lock);
   return calls;
 }
 
-void comm_set_state(comm_t comm, facade_result state) {
+void comm_set_state(comm_t comm, facade_result state, int given_up) {
   pthread_mutex_lock(&comm_lock);
   comm->state = state;
+  comm->state_given_up = given_up != comm->given_up;
   pthread_mutex_unlock(&comm_lock);
 }
 
@@ -239,6 +270,7 @@ bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size) {
   bool wanted = !comm->destroyed;
   if (wanted) {
     comm->group = group;
+    if (comm->cancelled == CANCELLED_BY_GROUP) comm->cancelled = 0; /* too late: it is made */
     comm->rank = rank;
     comm->size = size;
   }
@@ -272,13 +304,13 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
   pthread_mutex_lock(&comm_lock);
   *error = comm->state;
   sagecomm_group group = comm->group;
-  bool given_up = comm->given_up;
+  bool masked = comm->given_up > 0 && (*error == RESULT_OK || (*error == RESULT_REMOTE && comm->state_given_up));
   pthread_mutex_unlock(&comm_lock);
-  if (*error == RESULT_OK || (given_up && *error == RESULT_REMOTE)) {
+  if (*error == RESULT_OK || masked) {
     scr_note_acquired(comm); /* what a thread of this library has done for it */
     sagecomm_error err = {0};
     int32_t status = group == 0 ? SAGECOMM_OK : core()->group_error(group, &err);
-    if (given_up && status == SAGECOMM_ABORTED) {
+    if (masked && status == SAGECOMM_ABORTED && strcmp(err.op, "shrink") == 0) {
       *error = RESULT_OK;
     } else if (status < 0 && comm_group(comm) == group) { /* it was not finalized meanwhile */
       *error = failed(comm, status, &err);

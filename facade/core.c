@@ -1,6 +1,7 @@
 /* core.c: opens libsagecomm.so, and gives errors the vendor's numbers. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <link.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -64,6 +65,18 @@ static void open_core(void) {
   atexit(say_goodbye); /* without memory for it, peers see a process that has ended */
 }
 
+static int loads_of(struct dl_phdr_info *info, size_t size, void *loads) {
+  (void)size;
+  *(uint64_t *)loads = info->dlpi_adds;
+  return 1; /* each entry has the same */
+}
+
+bool loads_since(uint64_t *then) {
+  uint64_t before = *then;
+  dl_iterate_phdr(loads_of, then);
+  return *then != before;
+}
+
 const sagecomm_api *core(void) {
   pthread_once(&opened, open_core);
   if (api == NULL) fail(NULL, RESULT_SYSTEM, "%s", why_not);
@@ -91,7 +104,7 @@ static const char *own_error(void) { return memcpy(shown, last, sizeof shown); }
 
 const char *newest_error(comm_t comm) {
   own_error();
-  if (comm != NULL && comm_hold(comm, FACADE_PREFIX "GetLastError") != RESULT_OK) return shown;
+  if (comm != NULL && !comm_find(comm)) return shown;
   pthread_mutex_lock(&comm_lock);
   const char *other = comm != NULL ? comm->text : published;
   uint64_t number = comm != NULL ? comm->text_number : published_number;

@@ -5,7 +5,9 @@
  *   core.c     opens the core, and gives its errors the vendor's numbers and texts
  *   comm.c     communicators: which ones there are, who is inside one, their end
  *   join.c     jobs that make communicators
- *   group.c    group calls, and how the calls in between are issued
+ *   group.c    group calls, which collect jobs
+ *   job.c      one job: its place in the order of its communicator, its context, and how it runs
+ *   chain.c    the jobs of a group call, and their threads
  *   request.c  collectives, sends and recvs as their user asks for them
  *   issue.c    hands calls to the core, and orders their streams
  *
@@ -52,6 +54,10 @@ const char *error_behind(facade_result result);
 /* Returns the result for a status below zero of the core, with its text as the last error. */
 facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err);
 
+/* Returns whether this process has loaded a library since *then was set, 0 at first, and sets it. To look for a library that is not loaded
+ * takes the dynamic linker through all its folders. */
+bool loads_since(uint64_t *then);
+
 /* Makes a unique id. */
 facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
 
@@ -86,11 +92,13 @@ bool driver_captures(void *stream);
 
 /* A reduction that multiplies by a factor first: SAGECOMM_PREMUL_SUM. */
 typedef struct reduction {
-  bool exists;
+  int number; /* that its user has, which no other one of the process has had; 0: there is none here */
   int type;
   double factor;
   const void *scalar; /* where the factor is to be read when an operation is issued, NULL: `factor` is it */
 } reduction;
+
+enum { CANCELLED_BY_ABORT = 1, CANCELLED_BY_GROUP };
 
 struct FACADE_COMM {
   comm_t next;
@@ -100,17 +108,20 @@ struct FACADE_COMM {
   void *context;  /* of that device; both protected by the lock of comm.c */
   bool blocking;
   int64_t operations_ns; /* how long an operation may take */
-  int32_t cancelled;     /* not 0: its join is to end; atomic */
+  int32_t cancelled;     /* not 0: its join is to end, CANCELLED_...; atomic */
   /* The rest is protected by the lock of comm.c. */
+  uint64_t batch;  /* the same for all that one group call makes, 0: it makes no other */
   int holders;     /* calls and threads that use it, and 1 until it is destroyed */
   int issuing;     /* of the threads that hold it, those that may touch the buffers of calls */
   int in_progress; /* jobs with calls of it that have not ended */
   bool destroyed, aborted;
-  bool given_up;         /* it was shrunk, and its operations were aborted for that, which is no error */
-  bool finalizing;       /* no call may begin; `group` becomes 0 when its end is complete */
-  struct job *deriving;  /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
-  sagecomm_group group;  /* 0: it has not joined yet */
-  facade_result state;   /* of a communicator that does not block: RESULT_IN_PROGRESS, or how the last call ended */
+  int given_up;         /* how often it was shrunk with an abort, which is no error of calls that began before */
+  bool state_given_up;  /* `state` is that of such a call */
+  bool finalizing;      /* no call may begin; `group` becomes 0 when its end is complete */
+  struct job *deriving; /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
+  sagecomm_group group; /* 0: it has not joined yet */
+  facade_result
+      state; /* of one that does not block: RESULT_IN_PROGRESS, or how the last call ended; else how its finalization has failed */
   char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
   uint8_t device_type; /* of the buffers of its last operation that had some; at first those of `device` */
@@ -121,6 +132,8 @@ struct FACADE_COMM {
 
 /* Makes a communicator that has not joined. NULL: no memory. */
 comm_t comm_make(bool blocking);
+/* Holds a communicator. Returns false if there is no such communicator. */
+bool comm_find(comm_t comm);
 /* Returns RESULT_OK and holds the communicator, or the last error says that there is no such communicator. */
 facade_result comm_hold(comm_t comm, const char *function);
 /* Like comm_hold(), for a call that needs a communicator that is ready: joined, not failed, nothing in progress. */
@@ -135,16 +148,21 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason);
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
-/* Notes that a communicator is shrunk and its operations are aborted for that. Returns whether calls of it are in progress. */
+/* Notes that a communicator is shrunk and that its operations are to be aborted for that. Returns whether calls of it are in progress. */
 bool comm_give_up(comm_t comm);
 /* Whether it has joined and was not finalized. */
 bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
 void comm_drop(comm_t comm);
+/* Makes communicators those of one group call: `batch` is 0 for the first of them, and the same for the others. */
+void comm_batch(comm_t comm, uint64_t *batch);
+/* Ends the joins of the communicators of the same group call, because this one is not made. Returns false if it was ended that way itself. */
+bool comm_end_batch(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
-void comm_set_state(comm_t comm, facade_result state);
+/* `given_up`: that of the job whose state it is. */
+void comm_set_state(comm_t comm, facade_result state, int given_up);
 /* Gives the group to a communicator that has joined. Returns false if it was destroyed meanwhile. */
 bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size);
 /* Returns the group of a communicator, 0 if it has none. */
@@ -205,6 +223,8 @@ typedef struct job {
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
   bool in_progress; /* of calls: it counts in its communicator, until it has ended */
+  int given_up;     /* of calls: the number in its communicator when it began */
+  bool follows;     /* of what makes a communicator: it has failed because another one of the same group call has */
   bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
@@ -213,11 +233,6 @@ typedef struct job {
 
 /* Adds a job to the group of this thread, or runs it if there is none. It owns the job. */
 facade_result job_submit(job *j);
-/* Runs a job at once, also inside a group. */
-facade_result job_now(job *j);
-void job_free(job *j);
-/* Does what a job is for. */
-facade_result job_run(job *j);
 /* Adds a call to the group of this thread, or issues it if there is none; it owns the call's lists. Requires: the caller holds the
  * communicator. */
 facade_result call_submit(comm_t comm, const char *function, call *c);
@@ -225,16 +240,40 @@ facade_result out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 facade_result refused(facade_result result);
 
-/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call: the
- * ranks could not tell which is which, and a finalization would wait for what the group call begins. */
+/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call, or, for a
+ * finalization, calls are: the ranks could not tell which is which, and a finalization would wait for what the group call begins. */
 bool job_derive(job *j);
-/* Wakes the jobs that wait for their turn, because a communicator was aborted. */
-void job_cancelled(void);
-
 void group_start(void);
 facade_result group_end(void);
 /* Ends a group call without its calls. Returns false if there is none. */
 bool group_drop(void);
+
+/* ---- job.c ---- */
+
+/* Returns the communicator whose state tells how a job goes on. */
+comm_t job_told_by(const job *j);
+/* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
+void job_take_place(job *j);
+/* Counts a job with calls. Requires: it has its communicator. */
+void job_begin(job *j);
+/* Takes a job that has ended off the count and the list of its communicator. */
+void job_ended(job *j);
+/* Notes what is current on the thread that calls. */
+void job_note_context(job *j);
+/* Does what a job is for. */
+facade_result job_run(job *j);
+void job_free(job *j);
+/* Wakes the jobs that wait for their turn, because a communicator was aborted. */
+void job_cancelled(void);
+
+/* ---- chain.c ---- */
+
+/* Runs a job at once, also inside a group, and frees it. */
+facade_result job_now(job *j);
+/* Runs the jobs of a group call and frees them. Returns the first error, or RESULT_IN_PROGRESS if one goes on. */
+facade_result jobs_run(job *list);
+/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head of its chain. */
+int jobs_make_chains(job *list);
 
 /* ---- join.c ---- */
 
@@ -291,5 +330,7 @@ facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *
 
 /* Issues calls of one communicator and waits for those on host memory. */
 facade_result calls_run(comm_t comm, call *calls, int n);
+/* Returns RESULT_OK, or why the core would refuse such calls on this rank. */
+facade_result calls_check(comm_t comm, const call *calls, int n);
 
 #endif

@@ -43,7 +43,6 @@ static facade_result await_streams(comm_t comm, call *c) {
 
 static facade_result prepare(comm_t comm, call *c) {
   bool device = c->op.device_type != SAGECOMM_HOST;
-  if (device) c->op.flags |= SAGECOMM_ASYNC;
   if (c->copy_from == NULL) return RESULT_OK;
   if (!device) {
     memmove(c->out.data, c->copy_from, c->out.bytes);
@@ -53,14 +52,14 @@ static facade_result prepare(comm_t comm, call *c) {
   return code == 0 ? RESULT_OK : driver_failed(comm, "copying the buffer of a root", code);
 }
 
-static int32_t issue(sagecomm_group group, const call *calls, int n, sagecomm_error *err) {
-  sagecomm_op one, *ops = n == 1 ? &one : malloc((size_t)n * sizeof *ops);
-  if (ops == NULL) {
-    strcpy(err->message, "sagecomm: out of memory for a group call");
-    return SAGECOMM_SYSTEM;
-  }
+/* Makes the operations of calls, in `one` if there is one. NULL: no memory, and *err says so. */
+static sagecomm_op *list_ops(const call *calls, int n, sagecomm_op *one, sagecomm_error *err) {
+  sagecomm_op *ops = n == 1 ? one : malloc((size_t)n * sizeof *ops);
+  if (ops == NULL) strcpy(err->message, "sagecomm: out of memory for a group call");
+  if (ops == NULL) return NULL;
   for (int i = 0; i < n; i++) {
     ops[i] = calls[i].op;
+    if (ops[i].device_type != SAGECOMM_HOST) ops[i].flags |= SAGECOMM_ASYNC;
     const call_lists *lists = calls[i].lists;
     ops[i].in = lists != NULL ? lists->in : &calls[i].in;
     ops[i].out = lists != NULL ? lists->out : &calls[i].out;
@@ -70,6 +69,21 @@ static int32_t issue(sagecomm_group group, const call *calls, int n, sagecomm_er
     }
     ops[i].stream = calls[0].op.stream;
   }
+  return ops;
+}
+
+facade_result calls_check(comm_t comm, const call *calls, int n) {
+  sagecomm_error err = {0};
+  sagecomm_op one, *ops = list_ops(calls, n, &one, &err);
+  int32_t status = SAGECOMM_SYSTEM;
+  if (ops != NULL) status = core()->issue_coalesced(comm_group(comm), ops, (uint32_t)n, NULL, NULL, &err);
+  if (ops != &one) free(ops);
+  return status < 0 ? failed(comm, status, &err) : RESULT_OK;
+}
+
+static int32_t issue(sagecomm_group group, const call *calls, int n, sagecomm_error *err) {
+  sagecomm_op one, *ops = list_ops(calls, n, &one, err);
+  if (ops == NULL) return SAGECOMM_SYSTEM;
   sagecomm_work work = 0;
   bool alone = n == 1 && !(ops[0].flags & SAGECOMM_PAIRED);
   int32_t status = alone ? core()->issue(group, ops, &work, NULL, err)

@@ -87,6 +87,9 @@ facade_result join_run(job *j) {
                                   : core()->group_shrink(&child, 1, &group, &err);
   }
   facade_result result = status < 0 ? failed(told, status, &err) : RESULT_OK;
+  if (status == SAGECOMM_ABORTED && __atomic_load_n(&told->cancelled, __ATOMIC_ACQUIRE) == CANCELLED_BY_GROUP) {
+    result = fail(told, result, "sagecomm: another communicator of the same group call could not be made");
+  }
   if (result == RESULT_OK && group != 0) result = accept(made, group);
   if (result != RESULT_OK && j->blocking) join_dropped(j); /* otherwise its user asks it for its state, and ends it */
   return result;

@@ -123,6 +123,47 @@ static uint32_t list_pieces(const side *s, int ranks, size_t width, sagecomm_seg
   return n;
 }
 
+static int by_offset(const void *a, const void *b) {
+  const char *x = ((const sagecomm_segment *)a)->data, *y = ((const sagecomm_segment *)b)->data;
+  return x < y ? -1 : x > y;
+}
+
+/* Whether two pieces of one buffer overlap. It sorts them, so they are a copy. */
+static bool pieces_overlap(sagecomm_segment *pieces, uint32_t n) {
+  qsort(pieces, n, sizeof *pieces, by_offset);
+  for (uint32_t i = 1; i < n; i++) {
+    if ((char *)pieces[i - 1].data + pieces[i - 1].bytes > (char *)pieces[i].data) return true;
+  }
+  return false;
+}
+
+/* Refuses an output whose blocks overlap: which of them is there in the end would differ between ranks. */
+static facade_result check_output(const request *r, comm_t comm, const sagecomm_segment *pieces, uint32_t n) {
+  bool rises = true; /* as it does nearly always */
+  for (uint32_t i = 1; i < n; i++) {
+    rises = rises && (char *)pieces[i - 1].data + pieces[i - 1].bytes <= (char *)pieces[i].data;
+  }
+  if (rises) return RESULT_OK;
+  sagecomm_segment *copy = malloc(n * sizeof *copy);
+  if (copy == NULL) return out_of_memory(r->function);
+  memcpy(copy, pieces, n * sizeof *copy);
+  bool overlap = pieces_overlap(copy, n);
+  free(copy);
+  if (!overlap) return RESULT_OK;
+  return fail(comm, RESULT_ARGUMENT, "sagecomm: %s: blocks of recvbuff overlap: give each an offset of its own",
+              r->function);
+}
+
+/* Of a collective with one block of its own, this rank's count stands in the list as well. */
+static facade_result check_own_count(const request *r, comm_t comm) {
+  const uint64_t *counts = r->kind == SAGECOMM_ALL_GATHER       ? r->recv_counts
+                           : r->kind == SAGECOMM_REDUCE_SCATTER ? r->send_counts
+                                                                : NULL;
+  if (counts == NULL || counts[comm->rank] == r->count) return RESULT_OK;
+  return fail(comm, RESULT_ARGUMENT, "sagecomm: %s: the count of this rank, %d, is %zu, and %llu in the list of counts",
+              r->function, comm->rank, r->count, (unsigned long long)counts[comm->rank]);
+}
+
 /* Gives a call blocks of different lengths. */
 static facade_result set_lists(const request *r, comm_t comm, call *c) {
   size_t width = facade_types[r->type].bytes, ranks = (size_t)comm->size;
@@ -156,7 +197,7 @@ static facade_result set_lists(const request *r, comm_t comm, call *c) {
     l->out[0] = c->out;
   }
   c->lists = l;
-  return RESULT_OK;
+  return out.counts == NULL ? RESULT_OK : check_output(r, comm, l->out, c->op.n_out);
 }
 
 facade_result request_translate(const request *r, comm_t comm, call *c) {
@@ -208,7 +249,8 @@ facade_result request_translate(const request *r, comm_t comm, call *c) {
     if (r->send != r->recv) c->copy_from = r->send;
     c->in = c->out;
   }
-  facade_result result = lists ? set_lists(r, comm, c) : RESULT_OK;
+  facade_result result = lists ? check_own_count(r, comm) : RESULT_OK;
+  if (result == RESULT_OK && lists) result = set_lists(r, comm, c);
   if (result == RESULT_OK) result = set_place(r, comm, c);
   if (result != RESULT_OK) {
     free(c->lists);

@@ -7,22 +7,32 @@
 #include <stdint.h>
 
 typedef enum {
-  HCCL_SUCCESS = 0,        /* :24 */
-  HCCL_E_PARA = 1,         /* :25 */
-  HCCL_E_PTR = 2,          /* :26 */
-  HCCL_E_MEMORY = 3,       /* :27 */
-  HCCL_E_INTERNAL = 4,     /* :28 */
-  HCCL_E_NOT_SUPPORT = 5,  /* :29 */
-  HCCL_E_NOT_FOUND = 6,    /* :30 */
-  HCCL_E_UNAVAIL = 7,      /* :31 */
-  HCCL_E_SYSCALL = 8,      /* :32 */
-  HCCL_E_TIMEOUT = 9,      /* :33 */
-  HCCL_E_TCP_CONNECT = 11, /* :35 */
-  HCCL_E_RUNTIME = 15,     /* :39 */
-  HCCL_E_AGAIN = 20,       /* :44 */
-  HCCL_E_REMOTE = 21,      /* :45 */
-  HCCL_E_OOM = 24,         /* :48 */
-  HCCL_E_RESERVED = 25     /* :49 */
+  HCCL_SUCCESS = 0,              /* :24 */
+  HCCL_E_PARA = 1,               /* :25 */
+  HCCL_E_PTR = 2,                /* :26 */
+  HCCL_E_MEMORY = 3,             /* :27 */
+  HCCL_E_INTERNAL = 4,           /* :28 */
+  HCCL_E_NOT_SUPPORT = 5,        /* :29 */
+  HCCL_E_NOT_FOUND = 6,          /* :30 */
+  HCCL_E_UNAVAIL = 7,            /* :31 */
+  HCCL_E_SYSCALL = 8,            /* :32 */
+  HCCL_E_TIMEOUT = 9,            /* :33 */
+  HCCL_E_OPEN_FILE_FAILURE = 10, /* :34 */
+  HCCL_E_TCP_CONNECT = 11,       /* :35 */
+  HCCL_E_ROCE_CONNECT = 12,      /* :36 */
+  HCCL_E_TCP_TRANSFER = 13,      /* :37 */
+  HCCL_E_ROCE_TRANSFER = 14,     /* :38 */
+  HCCL_E_RUNTIME = 15,           /* :39 */
+  HCCL_E_DRV = 16,               /* :40 */
+  HCCL_E_PROFILING = 17,         /* :41 */
+  HCCL_E_CCE = 18,               /* :42 */
+  HCCL_E_NETWORK = 19,           /* :43 */
+  HCCL_E_AGAIN = 20,             /* :44 */
+  HCCL_E_REMOTE = 21,            /* :45 */
+  HCCL_E_SUSPENDING = 22,        /* :46 */
+  HCCL_E_OPRETRY_FAIL = 23,      /* :47 */
+  HCCL_E_OOM = 24,               /* :48 */
+  HCCL_E_RESERVED = 25           /* :49 */
 } HcclResult;
 
 typedef void *HcclComm;   /* :55 */

@@ -159,7 +159,9 @@ HcclResult HcclRecv(void *to, uint64_t count, int32_t type, uint32_t peer, HcclC
 HcclResult HcclBatchSendRecv(HcclSendRecvItem *items, uint32_t n, HcclComm comm, HcclStream stream) {
   static const char *const function = "HcclBatchSendRecv";
   if (items == NULL) return refused(fail(NULL, HCCL_E_PTR, "sagecomm: %s: sendRecvInfo is NULL", function));
-  HcclResult item = HCCL_SUCCESS;
+  HcclResult item = comm_enter(comm, function); /* also where there are no items */
+  if (item != HCCL_SUCCESS) return refused(item);
+  comm_release(comm);
   group_start();
   for (uint32_t i = 0; i < n && item == HCCL_SUCCESS; i++) {
     bool sends = items[i].type == HCCL_SEND;

@@ -40,10 +40,20 @@ const char *HcclGetErrorString(HcclResult code) {
                                                      [HCCL_E_UNAVAIL] = "resource unavailable",
                                                      [HCCL_E_SYSCALL] = "call system interface error",
                                                      [HCCL_E_TIMEOUT] = "timeout",
+                                                     [HCCL_E_OPEN_FILE_FAILURE] = "open file fail",
                                                      [HCCL_E_TCP_CONNECT] = "tcp connect fail",
+                                                     [HCCL_E_ROCE_CONNECT] = "roce connect fail",
+                                                     [HCCL_E_TCP_TRANSFER] = "tcp transfer fail",
+                                                     [HCCL_E_ROCE_TRANSFER] = "roce transfer fail",
                                                      [HCCL_E_RUNTIME] = "call runtime api fail",
+                                                     [HCCL_E_DRV] = "call driver api fail",
+                                                     [HCCL_E_PROFILING] = "call profiling api fail",
+                                                     [HCCL_E_CCE] = "call cce api fail",
+                                                     [HCCL_E_NETWORK] = "call network api fail",
                                                      [HCCL_E_AGAIN] = "try again",
                                                      [HCCL_E_REMOTE] = "a peer has failed",
+                                                     [HCCL_E_SUSPENDING] = "the communicator is suspended",
+                                                     [HCCL_E_OPRETRY_FAIL] = "retry constraint",
                                                      [HCCL_E_OOM] = "out of memory"};
   const char *text = code == HCCL_SUCCESS ? NULL : error_behind(code);
   if (text != NULL) return text;

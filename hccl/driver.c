@@ -33,6 +33,7 @@ static struct {
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static bool opened;
+static uint64_t loads; /* when the library was looked for last */
 
 static bool find_all(void) {
   void *library = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -48,7 +49,7 @@ static bool find_all(void) {
 
 bool driver_present(void) {
   pthread_mutex_lock(&opening);
-  if (!opened) opened = find_all(); /* again and again: a program may load it later */
+  if (!opened && loads_since(&loads)) opened = find_all(); /* again and again: a program may load it later */
   bool answer = opened;
   pthread_mutex_unlock(&opening);
   return answer;

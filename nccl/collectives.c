@@ -27,6 +27,17 @@ static const uint8_t reductions[ncclNumOps] = {
     [ncclMin] = SAGECOMM_MIN, [ncclAvg] = SAGECOMM_AVG,
 };
 
+static bool is_floating(ncclDataType_t type) {
+  return type == ncclFloat16 || type == ncclFloat32 || type == ncclFloat64 || type == ncclBfloat16;
+}
+
+/* Requires: the lock. */
+static int next_number(void) {
+  static int last = ncclNumOps - 1;
+  last = last == ncclMaxRedOp ? ncclNumOps : last + 1;
+  return last;
+}
+
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
                                       ncclScalarResidence_t residence, ncclComm_t comm) {
   static const char *const function = "ncclRedOpCreatePreMulSum";
@@ -35,10 +46,14 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
   }
   ncclResult_t result = comm_enter(comm, function);
   if (result != ncclSuccess) return result;
-  reduction made = {.exists = true, .type = (int)type};
+  reduction made = {.type = (int)type};
   if (!type_known((int)type)) {
     result = fail(comm, ncclInvalidArgument, "sagecomm: %s: data type %d, expected 0 to %d", function, (int)type,
                   ncclNumTypes - 1);
+  } else if (!is_floating(type)) {
+    result = fail(comm, ncclInvalidUsage,
+                  "sagecomm: %s: data type %d: PREMUL_SUM is not defined for it, but for floats of 16 bits and more",
+                  function, (int)type);
   } else if (residence == ncclScalarDevice) {
     made.scalar = scalar; /* read when an operation is issued */
   } else {
@@ -50,7 +65,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
   }
   pthread_mutex_lock(&comm_lock);
   int at = 0;
-  while (at < comm->n_reductions && comm->reductions[at].exists) at++;
+  while (at < comm->n_reductions && comm->reductions[at].number != 0) at++;
   if (at == comm->n_reductions) {
     reduction *more = realloc(comm->reductions, (size_t)(at + 1) * sizeof *more);
     if (more == NULL) {
@@ -60,10 +75,13 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
       comm->n_reductions++;
     }
   }
-  if (at >= 0) comm->reductions[at] = made;
+  if (at >= 0) {
+    made.number = next_number();
+    comm->reductions[at] = made;
+  }
   pthread_mutex_unlock(&comm_lock);
   if (at >= 0) {
-    *op = (ncclRedOp_t)(ncclNumOps + at);
+    *op = (ncclRedOp_t)made.number;
   } else {
     result = out_of_memory(function);
   }
@@ -75,10 +93,11 @@ EXPORTED(RedOpCreatePreMulSum);
 /* Finds a reduction that a user has made. Calls that were given it before have a copy. */
 static bool find_reduction(ncclComm_t comm, ncclRedOp_t op, reduction *found, bool destroy) {
   pthread_mutex_lock(&comm_lock);
-  int at = (int)op - ncclNumOps;
-  bool here = at >= 0 && at < comm->n_reductions && comm->reductions[at].exists;
+  int at = 0;
+  while (at < comm->n_reductions && comm->reductions[at].number != (int)op) at++;
+  bool here = (int)op >= ncclNumOps && at < comm->n_reductions;
   if (here) *found = comm->reductions[at];
-  if (here && destroy) comm->reductions[at].exists = false;
+  if (here && destroy) comm->reductions[at].number = 0;
   pthread_mutex_unlock(&comm_lock);
   return here;
 }

@@ -30,6 +30,7 @@ static struct {
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static bool opened;
+static uint64_t loads; /* when the library was looked for last */
 
 static bool find_all(void) {
   void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -44,7 +45,7 @@ static bool find_all(void) {
 
 bool driver_present(void) {
   pthread_mutex_lock(&opening);
-  if (!opened) opened = find_all(); /* again and again: a program may load the driver later */
+  if (!opened && loads_since(&loads)) opened = find_all(); /* again and again: a program may load the driver later */
   bool answer = opened;
   pthread_mutex_unlock(&opening);
   return answer;

@@ -11,15 +11,37 @@ static bool has(const ncclConfig_t *config, size_t end) { return config != NULL 
 #define HAS(config, field) has(config, offsetof(ncclConfig_t, field) + sizeof(config)->field)
 
 static ncclResult_t check_config(const ncclConfig_t *config, const char *function) {
-  if (config == NULL || (HAS(config, version) && config->magic == NCCL_API_MAGIC)) return ncclSuccess;
-  return fail(NULL, ncclInvalidArgument, "sagecomm: %s: config is not initialised by NCCL_CONFIG_INITIALIZER",
-              function);
+  if (config != NULL && (!HAS(config, version) || config->magic != NCCL_API_MAGIC)) {
+    return fail(NULL, ncclInvalidArgument, "sagecomm: %s: config is not initialised by NCCL_CONFIG_INITIALIZER",
+                function);
+  }
+  if (HAS(config, blocking) && config->blocking != NCCL_CONFIG_UNDEF_INT && (config->blocking & ~1) != 0) {
+    return fail(NULL, ncclInvalidArgument, "sagecomm: %s: blocking of config is %d, expected 0 or 1", function,
+                config->blocking);
+  }
+  return ncclSuccess;
 }
 
-/* Of the settings only `blocking` means something here: the rest is about NCCL's kernels, networks and memory. */
-static bool blocks(const ncclConfig_t *config, bool otherwise) {
-  if (!HAS(config, blocking) || config->blocking == NCCL_CONFIG_UNDEF_INT) return otherwise;
-  return config->blocking != 0;
+/* Of the settings only `blocking` means something here: the rest is about NCCL's kernels, networks and memory. A child without a
+ * configuration has its parent's. */
+static bool blocks(const ncclConfig_t *config, bool of_parent) {
+  if (config == NULL) return of_parent;
+  return !HAS(config, blocking) || config->blocking != 0;
+}
+
+/* Only ranks that stay call a shrink. */
+static ncclResult_t check_excluded(const char *function, ncclComm_t comm, const int *excluded, int n) {
+  for (int i = 0; i < n; i++) {
+    if (excluded[i] < 0 || excluded[i] >= comm->size) {
+      return fail(comm, ncclInvalidArgument, "sagecomm: %s: rank %d is outside the communicator, expected 0 to %d",
+                  function, excluded[i], comm->size - 1);
+    }
+    if (excluded[i] == comm->rank) {
+      return fail(comm, ncclInvalidArgument, "sagecomm: %s: rank %d calls it, and is to be left out", function,
+                  excluded[i]);
+    }
+  }
+  return ncclSuccess;
 }
 
 /* ---- functions ---- */
@@ -72,6 +94,10 @@ static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int 
   ncclResult_t result = made == NULL ? fail(NULL, ncclInvalidArgument, "sagecomm: %s: newcomm is NULL", function)
                                      : check_config(config, function);
   if (result == ncclSuccess) result = kind == JOB_SPLIT ? comm_enter(comm, function) : hold_joined(comm, function);
+  if (result == ncclSuccess) {
+    result = check_excluded(function, comm, excluded, n);
+    if (result != ncclSuccess) comm_release(comm);
+  }
   if (result != ncclSuccess) {
     free(excluded);
     return refused(result);

@@ -1,4 +1,4 @@
-/* memory.c: ncclMemAlloc() and registration. The core needs no registration, so it is accepted and does nothing. */
+/* memory.c: ncclMemAlloc(), registration and windows. The core needs neither of the two, so they are accepted and do nothing. */
 #include <stdlib.h>
 
 #include "driver.h"
@@ -86,3 +86,30 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
   return result;
 }
 EXPORTED(CommDeregister);
+
+/* As NCCL does where devices cannot reach each other's memory: no window, and no error. */
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *memory, size_t bytes, ncclWindow_t *window, int flags) {
+  static const char *const function = "ncclCommWindowRegister";
+  (void)flags;
+  ncclResult_t result = comm_hold(comm, function);
+  if (result != ncclSuccess) return refused(result);
+  if (window != NULL) *window = NULL;
+  if (window == NULL || memory == NULL || bytes == 0) {
+    result = refused(fail(comm, ncclInvalidArgument, "sagecomm: %s: %s", function,
+                          window == NULL ? "win is NULL" : "there is no memory"));
+  }
+  comm_release(comm);
+  return result;
+}
+EXPORTED(CommWindowRegister);
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  static const char *const function = "ncclCommWindowDeregister";
+  ncclResult_t result = comm_hold(comm, function);
+  if (result != ncclSuccess) return refused(result);
+  if (window != NULL)
+    result = refused(fail(comm, ncclInvalidArgument, "sagecomm: %s: there is no such window", function));
+  comm_release(comm);
+  return result;
+}
+EXPORTED(CommWindowDeregister);

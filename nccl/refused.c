@@ -17,8 +17,6 @@ static ncclResult_t refuse(const char *function, const char *why) {
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
-REFUSED(CommWindowRegister, (ncclComm_t comm, void *memory, size_t bytes, ncclWindow_t *window, int flags), WINDOWS);
-REFUSED(CommWindowDeregister, (ncclComm_t comm, ncclWindow_t window), WINDOWS);
 REFUSED(WinGetUserPtr, (ncclComm_t comm, ncclWindow_t window, void **memory), WINDOWS);
 
 REFUSED(PutSignal,

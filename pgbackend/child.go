@@ -182,7 +182,7 @@ func (p *Process) shrink(c Child) (*Group, error) {
 		return nil, err
 	}
 	if c.Aborts == AbortAnyway || c.Aborts == AbortOutstanding && c.Parent.outstanding() {
-		c.Parent.Abort("it is shrunk, and its operations were to be aborted")
+		c.Parent.abortFor("shrink", "it is shrunk, and its operations were to be aborted")
 	}
 	// The parent may be destroyed from here on.
 	child, err := p.joinAt(contextOf(c.Context), at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout()))

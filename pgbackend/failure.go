@@ -225,7 +225,12 @@ func (g *Group) Abort(reason string) {
 	if reason == "" {
 		reason = "abort() was called"
 	}
-	g.fail(&coll.Failure{Status: coll.Aborted, Rank: g.rank,
+	g.abortFor("", reason)
+}
+
+// abortFor is Abort for a call of this library, whose name is the operation of the failure.
+func (g *Group) abortFor(call, reason string) {
+	g.fail(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Op: call,
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 

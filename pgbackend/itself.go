@@ -11,7 +11,7 @@ import (
 
 // batches returns the batch of each operation of a coalesced call, or runner.LeftOut. Sends of this rank to itself are paired with its recvs
 // from itself where their caller asks for that, as NCCL does it: a call in which they do not pair is refused, where it would wait for ever,
-// and a pair on one piece of memory is left out.
+// and so is a pair that does not match. A pair on one piece of memory is left out.
 func (g *Group) batches(calls []runner.Call, ops []coll.Op) ([]uint32, *coll.Failure) {
 	var sends, recvs []int
 	for i, op := range ops {
@@ -30,6 +30,10 @@ func (g *Group) batches(calls []runner.Call, ops []coll.Op) ([]uint32, *coll.Fai
 	}
 	left := make([]bool, len(ops))
 	for k, i := range sends {
+		if s, r := ops[i], ops[recvs[k]]; s.Type != r.Type || s.In != r.Out {
+			return nil, g.refuse(s, fmt.Errorf("sagecomm: %s: group %q: %s sends itself %d bytes of %v, and its recv for them takes %d bytes of %v: make both the same",
+				s.Name(), g.title(), g.number(g.rank), s.In, s.Type, r.Out, r.Type))
+		}
 		same := slices.Equal(calls[i].In(), calls[recvs[k]].Out())
 		left[i], left[recvs[k]] = same, same
 	}

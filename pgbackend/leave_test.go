@@ -142,6 +142,7 @@ func TestShrinkAbortsWhatIsOutstanding(t *testing.T) {
 				if c.fails {
 					require.Equal(t, coll.Aborted, f.Status)
 					require.Contains(t, f.Message, "it is shrunk, and its operations were to be aborted")
+					require.Equal(t, "shrink", f.Op)
 				}
 				require.Nil(t, rest[min(rank, 1)].failed())
 			}

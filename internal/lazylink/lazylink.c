@@ -1,6 +1,8 @@
+#define _GNU_SOURCE
 #include "lazylink.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <string.h>
 
 #include "cu_symbols.h"
@@ -26,6 +28,18 @@ bool lazylink_has(const lazylink_library *library, const char *name) {
       return library->handle != NULL && library->table[i] != library->missing[i];
   }
   return false;
+}
+
+static int adds_of(struct dl_phdr_info *info, size_t size, void *adds) {
+  (void)size;
+  *(uint64_t *)adds = info->dlpi_adds;
+  return 1; /* each entry has the same */
+}
+
+uint64_t lazylink_adds(void) {
+  uint64_t adds = 0;
+  dl_iterate_phdr(adds_of, &adds);
+  return adds;
 }
 
 bool lazylink_loaded(const char *path) {

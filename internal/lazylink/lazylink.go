@@ -41,11 +41,24 @@ func CUDAHas(name string) bool {
 	return bool(C.lazylink_has(&C.lazylink_cu, text))
 }
 
-// Loaded reports whether this process has loaded a library, by whomever. It opens none.
+// lacking has, for each library that the process had not loaded when it was last asked for, how many it had loaded by then.
+var lacking sync.Map
+
+// Loaded reports whether this process has loaded a library, by whomever. It opens none. Asked again, it looks for the library only if the
+// process has loaded one since: the dynamic linker looks through folders for a library that is not loaded, and callers ask at each
+// operation.
 func Loaded(path string) bool {
+	adds := uint64(C.lazylink_adds())
+	if then, known := lacking.Load(path); known && then == adds {
+		return false
+	}
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
-	return bool(C.lazylink_loaded(name))
+	if C.lazylink_loaded(name) {
+		return true
+	}
+	lacking.Store(path, adds)
+	return false
 }
 
 // Open opens a library for good and stores the addresses of its functions, nil for those that it does not have. names is a list

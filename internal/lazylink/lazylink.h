@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef void (*lazylink_function)(void);
 
@@ -26,7 +27,10 @@ const char *lazylink_bind(lazylink_library *library, const char *path);
 /* Whether the library is bound and has a function. */
 bool lazylink_has(const lazylink_library *library, const char *name);
 
-/* Whether this process has loaded a library, by whomever. */
+/* How many libraries this process has loaded so far, those that are no longer loaded among them. It looks into no folder. */
+uint64_t lazylink_adds(void);
+
+/* Whether this process has loaded a library, by whomever. Where it has not, the dynamic linker looks for the file in all its folders. */
 bool lazylink_loaded(const char *path);
 
 /* Opens a library for good and stores the addresses of n functions, NULL for those that it does not have. Returns NULL, or why

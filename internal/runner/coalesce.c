@@ -156,17 +156,25 @@ static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_
   return SAGECOMM_OK;
 }
 
-/* Returns SAGECOMM_INVALID if a p2p operation and a collective share memory that one of them writes, because no
+/* Operations of two classes have no order. A send of a rank to itself and its recv may be one buffer. */
+enum { COLLECTIVE, SENT, RECEIVED, OWN, CLASSES };
+
+static int class_of(const sagecomm_op *op, int32_t rank) {
+  if (op->kind < SAGECOMM_SEND) return COLLECTIVE;
+  return op->root == rank ? OWN : op->kind == SAGECOMM_SEND ? SENT : RECEIVED;
+}
+
+/* Returns SAGECOMM_INVALID if a p2p operation and a collective, or a send and a recv, share memory that one of them writes, because no
  * order holds between the two. It takes one pass over all buffers, sorted by address. */
-static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, sagecomm_error *err) {
+static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, int32_t rank, sagecomm_error *err) {
   range few[FEW], *r = few;
   size_t all = 0;
-  uint32_t p2p = 0;
+  bool several = false;
   for (uint32_t i = 0; i < n; i++) {
     all += (size_t)ops[i].n_in + ops[i].n_out;
-    p2p += ops[i].kind >= SAGECOMM_SEND;
+    several = several || class_of(&ops[i], rank) != class_of(&ops[0], rank);
   }
-  if (p2p == 0 || p2p == n) return SAGECOMM_OK;
+  if (!several) return SAGECOMM_OK;
   if (all > FEW && (r = malloc(all * sizeof *r)) == NULL) return scr_no_memory(err);
   all = 0;
   for (uint32_t i = 0; i < n; i++) {
@@ -175,20 +183,22 @@ static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *bat
     all += collect(r + all, ops[i].out, ops[i].n_out, i, true);
   }
   sort_ranges(r, all);
-  /* For collectives [0] and p2p operations [1]: the farthest end of the memory that they touch, and that they write,
-   * and the operation it belongs to. */
+  /* For each class: the farthest end of the memory that its operations touch, and that they write, and the operation it belongs to. */
   struct {
     const unsigned char *to;
     uint32_t op;
-  } touched[2] = {0}, written[2] = {0};
+  } touched[CLASSES] = {0}, written[CLASSES] = {0};
   int32_t status = SAGECOMM_OK;
   for (size_t i = 0; i < all && status == SAGECOMM_OK; i++) {
     SCR_STEP();
-    int mine = ops[r[i].op].kind >= SAGECOMM_SEND;
-    if (written[!mine].to > r[i].from) {
-      status = refuse_shared(err, written[!mine].op, r[i].op);
-    } else if (r[i].written && touched[!mine].to > r[i].from) {
-      status = refuse_shared(err, touched[!mine].op, r[i].op);
+    int mine = class_of(&ops[r[i].op], rank);
+    for (int other = 0; other < CLASSES && status == SAGECOMM_OK; other++) {
+      if (other == mine) continue;
+      if (written[other].to > r[i].from) {
+        status = refuse_shared(err, written[other].op, r[i].op);
+      } else if (r[i].written && touched[other].to > r[i].from) {
+        status = refuse_shared(err, touched[other].op, r[i].op);
+      }
     }
     if (r[i].to > touched[mine].to) {
       touched[mine].to = r[i].to;
@@ -356,10 +366,10 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
   if (scr_in_child()) return scr_refuse_child(err);
   sagecomm_error unseen;
   if (err == NULL) err = &unseen;
-  *work = 0;
+  if (work) *work = 0;
   if (sequence) *sequence = 0;
   if (n == 0) return SAGECOMM_OK;
-  if (n == 1 && !(ops[0].flags & SAGECOMM_PAIRED)) return scr_issue(group, ops, work, sequence, err);
+  if (n == 1 && work && !(ops[0].flags & SAGECOMM_PAIRED)) return scr_issue(group, ops, work, sequence, err);
   scr_group *g = scr_group_of(group);
   /* Both are read once, because the memory of a stale handle's group may become another group's at any time.
    * scr_issue() refuses a stale handle in any case; a size of 0 would be a divisor. */
@@ -391,8 +401,8 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
     status =
         ops[0].device_type == SAGECOMM_HOST ? check_stretches(ops, n, batch, err) : check_memory(ops, n, batch, 0, err);
   }
-  if (status == SAGECOMM_OK) status = check_p2p(ops, n, batch, err);
-  uint32_t batches = status == SAGECOMM_OK ? count_batches(batch, n) : 0;
+  if (status == SAGECOMM_OK) status = check_p2p(ops, n, batch, rank, err);
+  uint32_t batches = status == SAGECOMM_OK && work ? count_batches(batch, n) : 0;
   if (batches > 0) {
     sort_batches(ops, n, batch, batches, count, part);
     status = issue_batches(g, group, rank, size, ops, n, count, batches, part, work, sequence, err);

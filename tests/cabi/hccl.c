@@ -257,6 +257,19 @@ static void moves(HcclComm comm, int size) {
   for (int r = 0; r < size; r++) {
     for (int i = 0; i < 2 * r; i++) CHECK(word[r * 20 + i] == (r + 1) * 1000 + i);
   }
+  for (int r = 0; r < size; r++) offsets[r] = (uint64_t)(size - 1 - r) * 20; /* the other way round */
+  OK(HcclAllGatherV(from.at, counts[my_rank], to.at, counts, offsets, HCCL_INT32, comm, stream));
+  pull(to);
+  for (int r = 0; r < size; r++) {
+    for (int i = 0; i < 2 * r; i++) CHECK(word[(size - 1 - r) * 20 + i] == (r + 1) * 1000 + i);
+  }
+  expect(HcclAllGatherV(from.at, 77, to.at, counts, offsets, HCCL_INT32, comm, stream), HCCL_E_PARA,
+         "HcclAllGatherV: the count of this rank");
+  for (int r = 0; r < size; r++) counts[r] = 2, offsets[r] = (uint64_t)(size - 1 - r);
+  if (size > 1) {
+    expect(HcclAllGatherV(from.at, 2, to.at, counts, offsets, HCCL_INT32, comm, stream), HCCL_E_PARA,
+           "blocks of recvbuff overlap");
+  }
   expect(HcclAllGatherV(from.at, 1, to.at, NULL, NULL, HCCL_INT32, comm, stream), HCCL_E_PTR,
          "a list of counts is NULL");
   OK(HcclBarrier(comm, stream));
@@ -454,6 +467,11 @@ static void refusals(HcclComm comm) {
   expect(HcclCommInitRootInfoConfig(1, &changed, 0, &config, &made), HCCL_E_PARA, "is not initialised by");
   CHECK(strcmp(HcclGetErrorString(HCCL_E_TIMEOUT), "timeout") == 0);
   CHECK(strcmp(HcclGetErrorString(HCCL_SUCCESS), "no error") == 0);
+  for (int code = 0; code < HCCL_E_RESERVED; code++) {
+    CHECK(strcmp(HcclGetErrorString((HcclResult)code), "unknown result code") != 0);
+  }
+  HcclSendRecvItem none[1] = {0};
+  expect(HcclBatchSendRecv(none, 0, (HcclComm)none, stream), HCCL_E_PARA, "no communicator of this process");
 }
 
 /* ---- ranks ---- */

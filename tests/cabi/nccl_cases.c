@@ -1,20 +1,8 @@
 /* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks RANKS */
-#include "nccl_ranks.h"
+ * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks|shrunk|turbomind RANKS */
+#include "nccl_play.h"
 
-#include <signal.h>
-
-/* No rank begins before all know that they have joined. */
-static ncclComm_t communicator(int size, int blocking) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = blocking;
-  ncclComm_t comm = NULL;
-  settle(comm, ncclCommInitRankConfig(&comm, size, unique_id(), my_rank, &config) == ncclInternalError
-                   ? ncclInternalError
-                   : ncclInProgress);
-  meet();
-  return comm;
-}
+#include <dlfcn.h>
 
 /* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without a communicator, if
  * that has none that is newer. */
@@ -195,37 +183,131 @@ static void shrinks(int size) {
   OK(ncclCommAbort(comm));
 }
 
-static const struct {
-  const char *name;
-  void (*play)(int size);
-} cases[] = {{"texts", texts}, {"finalizes", finalizes}, {"itself", itself}, {"leaves", leaves}, {"shrinks", shrinks}};
+/* After a shrink with an abort only the calls that began before are no errors. */
+static void shrunk(int size) {
+  if (size < 3) return; /* a rank that shrinks has operations, and one has none */
+  int last = size - 1;
+  ncclResult_t state = ncclSuccess;
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  int32_t value = 1, never = -1;
+  if (my_rank == last) {
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "it is shrunk");
+  } else {
+    if (my_rank == 0) CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclInProgress);
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    settle(child, ncclInProgress);
+    settle(comm, ncclInProgress);
+    for (int i = 0; i < 2; i++) {
+      ncclResult_t result = ncclAllReduce(&value, &never, 1, ncclInt32, ncclSum, comm, NULL);
+      while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+      expect(result, ncclRemoteError, comm, "it is shrunk");
+    }
+    CHECK(never == -1);
+    OK(ncclCommDestroy(child));
+  }
+  meet();
+  OK(ncclCommAbort(comm));
 
-int main(int argc, char **argv) {
-  int size = argc == 3 ? atoi(argv[2]) : 0, worst = 0;
-  void (*play)(int) = NULL;
-  for (size_t i = 0; size >= 1 && size <= 8 && i < sizeof cases / sizeof cases[0]; i++) {
-    if (strcmp(argv[1], cases[i].name) == 0) play = cases[i].play;
+  /* A shrink that aborts nothing hides no abort of a peer that comes later. */
+  comm = communicator(size, 0);
+  if (my_rank != last) {
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    settle(child, ncclInProgress);
+    OK(ncclCommDestroy(child));
   }
-  if (play == NULL) {
-    fprintf(stderr, "usage: %s CASE RANKS\n", argv[0]);
-    return 2;
+  meet();
+  CHECK(sum(comm, 1) == size);
+  if (my_rank == last) {
+    OK(ncclGroupStart());
+    OK(ncclRecv(&never, 1, ncclInt32, 0, comm, NULL));
+    OK(ncclSend(&value, 1, ncclInt32, 0, comm, NULL));
+    CHECK(ncclGroupEnd() == ncclInProgress);
+    meet();
+  } else {
+    state = ncclSuccess;
+    if (my_rank == 0) settle(comm, ncclRecv(&value, 1, ncclInt32, last, comm, NULL)); /* so the recv is posted */
+    meet();
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "ncclCommAbort() was called");
+    state = ncclAllReduce(&value, &never, 1, ncclInt32, ncclSum, comm, NULL);
+    while (state == ncclInProgress) OK(ncclCommGetAsyncError(comm, &state));
+    CHECK(state == ncclRemoteError);
   }
-  share_among(size);
-  pid_t child[8];
-  for (int rank = 0; rank < size; rank++) {
-    child[rank] = fork();
-    if (child[rank] < 0) return 2;
-    if (child[rank] != 0) continue;
-    my_rank = rank;
-    play(size);
-    _exit(0);
-  }
-  for (int rank = 0; rank < size; rank++) {
-    int status = 0;
-    if (wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-    for (int i = 0; i < size && worst == 0; i++) kill(child[i], SIGKILL); /* the others may wait for it */
-    worst = 1;
-  }
-  if (worst == 0) printf("%d ranks agree\n", size);
-  return worst;
+  OK(ncclCommAbort(comm));
 }
+
+/* ---- the calls of TurboMind ---- */
+
+static ncclUniqueId id_of_process;
+static int threads_of_process;
+
+/* With any result but success TurboMind ends. */
+static void *rank_of_turbomind(void *rank) {
+  enum { COUNT = 1000 };
+  my_rank = (int)(intptr_t)rank;
+  int version = 0, size = threads_of_process;
+  ncclComm_t world = NULL, part = NULL;
+  OK(ncclCommInitRank(&world, size, id_of_process, my_rank));
+  OK(ncclCommSplit(world, 0, my_rank, &part, NULL));
+  OK(ncclGetVersion(&version));
+  void *library =
+      dlopen("libnccl.so.2", RTLD_LAZY); /* newer versions are asked for windows, older ones for registrations */
+  ncclResult_t (*attach)(ncclComm_t, void *, size_t, void **, int) = NULL;
+  ncclResult_t (*detach)(ncclComm_t, void *) = NULL;
+  CHECK(library != NULL && version >= 22700);
+  *(void **)&attach = dlsym(library, "ncclCommWindowRegister");
+  *(void **)&detach = dlsym(library, "ncclCommWindowDeregister");
+  CHECK(attach != NULL && detach != NULL);
+  void *memory = NULL, *window[2];
+  ncclComm_t comms[] = {world, part};
+  OK(ncclMemAlloc(&memory, 2 * COUNT * (size_t)size * sizeof(float)));
+  for (int i = 0; i < 2; i++) {
+    window[i] = memory;
+    OK(attach(comms[i], memory, 2 * COUNT * (size_t)size * sizeof(float), &window[i], 1));
+    CHECK(window[i] == NULL);
+  }
+  for (int i = 0; i < 2; i++) {
+    float *all = memory, *sums = all + COUNT * size, *mine = all + COUNT * my_rank;
+    for (int k = 0; k < COUNT; k++) mine[k] = (float)(my_rank + 1);
+    OK(ncclAllGather(mine, all, COUNT, ncclFloat32, comms[i], NULL));
+    OK(ncclGroupStart());
+    for (int root = 0; root < size; root++) {
+      float *to = root == my_rank ? sums : NULL;
+      OK(ncclReduce(all + COUNT * root, to, COUNT, ncclFloat32, ncclSum, root, comms[i], NULL));
+    }
+    OK(ncclGroupEnd());
+    for (int k = 0; k < COUNT; k++) CHECK(sums[k] == (float)(size * (my_rank + 1)));
+    memcpy(mine, sums, COUNT * sizeof *sums);
+    OK(ncclGroupStart());
+    for (int root = 0; root < size; root++) {
+      OK(ncclBroadcast(all + COUNT * root, all + COUNT * root, COUNT, ncclFloat32, root, comms[i], NULL));
+    }
+    OK(ncclGroupEnd());
+    OK(ncclAllReduce(all, all, COUNT * (size_t)size, ncclFloat32, ncclSum, comms[i], NULL));
+    for (int k = 0; k < COUNT * size; k++) CHECK(all[k] == (float)(size * size * (k / COUNT + 1)));
+  }
+  for (int i = 0; i < 2; i++) OK(detach(comms[i], window[i]));
+  OK(ncclMemFree(memory));
+  OK(ncclCommDestroy(part));
+  OK(ncclCommDestroy(world));
+  dlclose(library);
+  return NULL;
+}
+
+/* Each process is a program whose ranks are threads. */
+static void turbomind(int size) {
+  pthread_t thread[8];
+  threads_of_process = size;
+  OK(ncclGetUniqueId(&id_of_process));
+  for (int rank = 0; rank < size; rank++) {
+    CHECK(pthread_create(&thread[rank], NULL, rank_of_turbomind, (void *)(intptr_t)rank) == 0);
+  }
+  for (int rank = 0; rank < size; rank++) CHECK(pthread_join(thread[rank], NULL) == 0);
+}
+
+static const struct play cases[] = {{"texts", texts},        {"finalizes", finalizes}, {"itself", itself},
+                                    {"leaves", leaves},      {"shrinks", shrinks},     {"shrunk", shrunk},
+                                    {"turbomind", turbomind}};
+
+int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

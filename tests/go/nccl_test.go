@@ -139,13 +139,24 @@ func ranksAgree(t *testing.T, program string, arguments ...string) {
 
 // The cases of tests/cabi/nccl_cases.c are one each.
 func TestFacadeInCases(t *testing.T) {
-	program := programOverFacade(t, headersOfNCCL(t), facadeOf(t), "nccl_cases")
-	for _, name := range []string{"texts", "finalizes", "itself", "leaves", "shrinks"} {
-		for _, size := range []int{2, 4} {
+	playCases(t, "nccl_cases", "texts", "finalizes", "itself", "leaves", "shrinks", "shrunk", "turbomind")
+}
+
+// A wrong call is refused where it is made and harms nobody else.
+func TestFacadeRefusesMisuse(t *testing.T) {
+	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes", "arguments", "threads", "destroys")
+}
+
+// playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.
+func playCases(t *testing.T, file string, cases ...string) {
+	t.Helper()
+	program := programOverFacade(t, headersOfNCCL(t), facadeOf(t), file)
+	for _, name := range cases {
+		for _, size := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
 				t.Parallel()
-				if size > 2 && testing.Short() {
-					t.Skip("two ranks suffice")
+				if size > 3 && testing.Short() {
+					t.Skip("three ranks suffice")
 				}
 				ranksAgree(t, program, name, fmt.Sprint(size))
 			})
@@ -156,12 +167,14 @@ func TestFacadeInCases(t *testing.T) {
 // tests/cabi/nccl.c calls all of them.
 func TestFacadeOnHostMemory(t *testing.T) {
 	headers := headersOfNCCL(t)
-	text, err := os.ReadFile(filepath.Join(root, "tests/cabi/nccl.c"))
-	require.NoError(t, err)
-	shared, err := os.ReadFile(filepath.Join(root, "tests/cabi/nccl_ranks.h"))
-	require.NoError(t, err)
+	text := ""
+	for _, file := range []string{"nccl.c", "nccl_ranks.h", "nccl_collectives.h", "nccl_communicators.h"} {
+		part, err := os.ReadFile(filepath.Join(root, "tests/cabi", file))
+		require.NoError(t, err)
+		text += string(part)
+	}
 	for _, name := range append(functionsIn(t, "tests/emulator/symbols.txt"), functionsIn(t, "nccl/symbols.txt")...) {
-		require.Contains(t, string(text)+string(shared), name+"(", "tests/cabi/nccl.c does not call %s", name)
+		require.Contains(t, text, name+"(", "tests/cabi/nccl.c does not call %s", name)
 	}
 	program := programOverFacade(t, headers, facadeOf(t), "nccl")
 	sizes := []int{1, 2, 3, 4, 8}

@@ -1,0 +1,120 @@
+/* job.c: one job: its place in the order of its communicator, its context, and how it runs. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "facade.h"
+
+/* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
+comm_t job_told_by(const job *j) { return j->child != NULL ? j->child : j->comm; }
+
+/* Splits, shrinks and the finalization of a parent wait for their turn here. */
+static pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
+
+void job_take_place(job *j) {
+  pthread_mutex_lock(&comm_lock);
+  job **end = &j->comm->deriving;
+  while (*end != NULL) end = &(*end)->derives_next;
+  *end = j;
+  j->derives = true;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+/* Counts a job with calls. Requires: it has its communicator. */
+void job_begin(job *j) {
+  pthread_mutex_lock(&comm_lock);
+  j->comm->in_progress++;
+  j->in_progress = true;
+  j->given_up = j->comm->given_up;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+/* Takes a job that has ended off the count and the list of its communicator. */
+void job_ended(job *j) {
+  if (!j->derives && !j->in_progress) return;
+  pthread_mutex_lock(&comm_lock);
+  if (j->in_progress) j->comm->in_progress--;
+  if (j->derives) {
+    job **at = &j->comm->deriving;
+    while (*at != j) at = &(*at)->derives_next;
+    *at = j->derives_next;
+    pthread_cond_broadcast(&turn);
+  }
+  j->derives = j->in_progress = false;
+  pthread_mutex_unlock(&comm_lock);
+}
+
+void job_cancelled(void) {
+  pthread_mutex_lock(&comm_lock);
+  pthread_cond_broadcast(&turn);
+  pthread_mutex_unlock(&comm_lock);
+}
+
+/* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
+static facade_result await_turn(job *j) {
+  if (!j->derives) return RESULT_OK;
+  comm_t told = job_told_by(j);
+  pthread_mutex_lock(&comm_lock);
+  bool ended = false;
+  while (j->comm->deriving != j && !ended) {
+    ended = __atomic_load_n(&told->cancelled, __ATOMIC_ACQUIRE) != 0;
+    if (!ended) pthread_cond_wait(&turn, &comm_lock);
+  }
+  pthread_mutex_unlock(&comm_lock);
+  if (!ended) return RESULT_OK;
+  facade_result result =
+      fail(told, RESULT_USAGE, "sagecomm: the communicator was aborted before its split, shrink or finalization began");
+  if (j->blocking) join_dropped(j);
+  return result;
+}
+
+void job_free(job *j) {
+  job_ended(j);
+  if (j->comm != NULL) comm_release(j->comm);
+  if (j->child != NULL) comm_release(j->child);
+  for (int i = 0; i < j->n_calls; i++) free(j->calls[i].lists);
+  free(j->ranks);
+  free(j->calls);
+  free(j);
+}
+
+/* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which its first
+ * operation is. Operations on host memory before come behind their streams in the context of the thread that called them. */
+static void *context_of(const job *j) {
+  comm_t comm = job_told_by(j);
+  pthread_mutex_lock(&comm_lock);
+  void *context = comm->context;
+  pthread_mutex_unlock(&comm_lock);
+  if (context != NULL || j->kind != JOB_CALLS) return context;
+  const sagecomm_op *op = &j->calls[0].op;
+  if (op->device_type == SAGECOMM_HOST) return j->context;
+  context = j->context != NULL && j->device == op->device_index ? j->context : driver_context_of(op->device_index);
+  pthread_mutex_lock(&comm_lock);
+  if (comm->context == NULL && context != NULL) {
+    comm->context = context;
+    comm->device = op->device_index;
+  }
+  pthread_mutex_unlock(&comm_lock);
+  return context;
+}
+
+/* Notes what is current on the thread that calls, for context_of(). */
+void job_note_context(job *j) {
+  pthread_mutex_lock(&comm_lock);
+  bool known = j->comm->context != NULL;
+  pthread_mutex_unlock(&comm_lock);
+  if (known) return;
+  j->context = driver_context();
+  j->device = j->context == NULL ? -1 : driver_device();
+}
+
+/* A job runs with the device of its communicator, whichever the caller's is at the time. */
+facade_result job_run(job *j) {
+  facade_result result = await_turn(j);
+  if (result != RESULT_OK) return result;
+  void *context = context_of(j), *before = driver_enter(context);
+  result = j->kind == JOB_CALLS      ? calls_run(j->comm, j->calls, j->n_calls)
+           : j->kind == JOB_FINALIZE ? comm_finish_group(j->comm)
+                                     : join_run(j);
+  driver_leave(before, context);
+  return result;
+}

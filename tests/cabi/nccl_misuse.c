@@ -1,0 +1,202 @@
+/* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
+ * a wrong call is refused on the rank that makes it, no other communicator waits for it, and none is harmed.
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys RANKS */
+#include "nccl_play.h"
+
+static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
+  while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
+  return result;
+}
+
+/* Two ranks of one process join in a group call, and the id of one was damaged: the other one does not wait for it. */
+static void joins(int size) {
+  (void)size;
+  for (int blocking = 0; blocking < 2; blocking++) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = blocking;
+    ncclUniqueId id, damaged;
+    ncclComm_t one = NULL, other = NULL;
+    OK(ncclGetUniqueId(&id));
+    damaged = id;
+    damaged.internal[60] ^= 1;
+    OK(ncclGroupStart());
+    CHECK(ncclCommInitRankConfig(&one, 2, id, 0, &config) == ncclSuccess);
+    CHECK(ncclCommInitRankConfig(&other, 2, damaged, 1, &config) == ncclSuccess);
+    ncclResult_t result = ncclGroupEnd();
+    if (blocking) {
+      expect(result, ncclInvalidUsage, NULL, "damaged on its way");
+      CHECK(one == NULL && other == NULL);
+      continue;
+    }
+    CHECK(result == ncclInProgress);
+    expect(settled(other, result), ncclInvalidUsage, other, "damaged on its way");
+    expect(settled(one, result), ncclRemoteError, one, "another communicator of the same group call could not be made");
+    OK(ncclCommAbort(one));
+    OK(ncclCommAbort(other));
+  }
+}
+
+/* Two ranks of one process, and a call of one is refused: the other one issues none of its own. */
+static void calls(int size) {
+  (void)size;
+  ncclComm_t comms[2];
+  int32_t value[2] = {1, 1};
+  OK(ncclCommInitAll(comms, 2, NULL));
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(&value[0], &value[0], 1, ncclInt32, ncclSum, comms[0], NULL));
+  OK(ncclSend(&value[1], 1, ncclInt32, 1, comms[1], NULL));
+  expect(ncclGroupEnd(), ncclInvalidUsage, NULL, "has 1 sends to itself and 0 recvs");
+  CHECK(value[0] == 1);
+  OK(ncclGroupStart());
+  for (int i = 0; i < 2; i++) OK(ncclAllReduce(&value[i], &value[i], 1, ncclInt32, ncclSum, comms[i], NULL));
+  OK(ncclGroupEnd());
+  CHECK(value[0] == 2 && value[1] == 2);
+  for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comms[i]));
+}
+
+/* A buffer is sent and overwritten in one group call. */
+static void exchange(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  int32_t value[4] = {my_rank, 1, 2, 3};
+  int next = (my_rank + 1) % size, last = (my_rank + size - 1) % size;
+  for (int by = 0; by < 2; by++) {
+    OK(ncclGroupStart());
+    OK(ncclSend(value, 2, ncclInt32, next, comm, NULL));
+    OK(ncclRecv(value + by, 2, ncclInt32, last, comm, NULL));
+    expect(ncclGroupEnd(), ncclInvalidUsage, comm, "share memory that one of them writes");
+  }
+  OK(ncclGroupStart());
+  OK(ncclSend(value, 2, ncclInt32, next, comm, NULL));
+  OK(ncclRecv(value + 2, 2, ncclInt32, last, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(value[2] == last && value[3] == 1 && sum(comm, 1) == size);
+  OK(ncclCommDestroy(comm));
+}
+
+/* A send of rank 0 to itself and its recv differ, which is nobody else's concern. */
+static void mismatch(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  int32_t value = 1, other = 0;
+  if (my_rank == 0) {
+    OK(ncclGroupStart());
+    OK(ncclSend(&value, 1, ncclInt32, 0, comm, NULL));
+    OK(ncclRecv(&other, 1, ncclFloat32, 0, comm, NULL));
+    expect(ncclGroupEnd(), ncclInvalidUsage, comm,
+           "rank 0 sends itself 4 bytes of int32, and its recv for them takes 4 bytes of float32");
+  }
+  meet();
+  CHECK(sum(comm, 1) == size);
+  OK(ncclCommDestroy(comm));
+}
+
+/* An op is of one communicator, and its number is not given out again. */
+static void reductions(int size) {
+  ncclComm_t comm = communicator(size, 1), other = communicator(size, 1);
+  float two = 2, ten = 10, from = 1, to = 0;
+  ncclRedOp_t of_comm, of_other, again;
+  OK(ncclRedOpCreatePreMulSum(&of_comm, &two, ncclFloat32, ncclScalarHostImmediate, comm));
+  OK(ncclRedOpCreatePreMulSum(&of_other, &ten, ncclFloat32, ncclScalarHostImmediate, other));
+  expect(ncclAllReduce(&from, &to, 1, ncclFloat32, of_comm, other, NULL), ncclInvalidArgument, other,
+         "was not made for this");
+  expect(ncclRedOpDestroy(of_comm, other), ncclInvalidArgument, other, "was not made for this");
+  OK(ncclRedOpDestroy(of_comm, comm));
+  OK(ncclRedOpCreatePreMulSum(&again, &ten, ncclFloat32, ncclScalarHostImmediate, comm));
+  expect(ncclAllReduce(&from, &to, 1, ncclFloat32, of_comm, comm, NULL), ncclInvalidArgument, comm,
+         "was not made for this");
+  OK(ncclAllReduce(&from, &to, 1, ncclFloat32, again, comm, NULL));
+  CHECK(to == 10 * (float)size);
+  OK(ncclCommDestroy(comm));
+  OK(ncclCommDestroy(other));
+}
+
+/* A communicator whose finalization has failed gives that error from then on. */
+static void finalizes(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  int32_t value = 1;
+  if (my_rank == 0) {
+    OK(ncclCommAbort(comm));
+    return;
+  }
+  expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, " left");
+  CHECK(ncclCommFinalize(comm) == ncclRemoteError);
+  ncclResult_t state = ncclSuccess;
+  OK(ncclCommGetAsyncError(comm, &state));
+  CHECK(state == ncclRemoteError);
+  OK(ncclCommDestroy(comm));
+}
+
+static void arguments(int size) {
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclUniqueId id;
+  OK(ncclGetUniqueId(&id));
+  for (int blocking = -3; blocking <= 2; blocking += 5) {
+    config.blocking = blocking;
+    expect(ncclCommInitRankConfig(&child, 1, id, 0, &config), ncclInvalidArgument, NULL, "expected 0 or 1");
+  }
+  int excluded = size;
+  expect(ncclCommShrink(comm, &excluded, 1, &child, NULL, NCCL_SHRINK_DEFAULT), ncclInvalidArgument, comm,
+         "is outside the communicator");
+  excluded = my_rank;
+  expect(ncclCommShrink(comm, &excluded, 1, &child, NULL, NCCL_SHRINK_DEFAULT), ncclInvalidArgument, comm,
+         "is to be left out");
+
+  /* A configuration that leaves it open stands for 1, also for a child of a parent that does not block. */
+  config.blocking = NCCL_CONFIG_UNDEF_INT;
+  OK(ncclCommSplit(comm, 0, my_rank, &child, &config));
+  int32_t value = 1;
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, child, NULL));
+  CHECK(value == size);
+
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, child, NULL));
+  expect(ncclCommFinalize(child), ncclInvalidUsage, NULL, "is in the same group call");
+  OK(ncclGroupEnd());
+  CHECK(value == size * size);
+  OK(ncclCommDestroy(child));
+
+  /* To ask for the last error of a communicator that is no more is no error of its own. */
+  expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "ncclCommCount");
+  expect(ncclInvalidArgument, ncclInvalidArgument, child, "ncclCommCount");
+  expect(ncclInvalidArgument, ncclInvalidArgument, NULL, "ncclCommCount");
+  OK(ncclCommDestroy(comm));
+}
+
+static void *open_a_group(void *comm) {
+  static int32_t value = 1;
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL));
+  return NULL;
+}
+
+/* A thread of rank 0 ends inside a group call. Its calls hold the communicator no longer than that. */
+static void threads(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  if (my_rank == 0) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, open_a_group, comm) == 0 && pthread_join(thread, NULL) == 0);
+  } else {
+    int32_t value = 1;
+    expect(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL), ncclRemoteError, comm, " left");
+  }
+  OK(ncclCommDestroy(comm));
+  meet(); /* rank 0 has not left by its end */
+}
+
+/* A communicator that does not block is destroyed while it joins: its thread does not wait for the others. */
+static void destroys(int size) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = NULL;
+  ncclUniqueId id;
+  OK(ncclGetUniqueId(&id));
+  CHECK(ncclCommInitRankConfig(&comm, size, id, 0, &config) == ncclInProgress);
+  OK(ncclCommDestroy(comm));
+  while (strstr(ncclGetLastError(NULL), "aborted while its ranks met") == NULL) sched_yield();
+}
+
+static const struct play cases[] = {{"joins", joins},         {"calls", calls},           {"exchange", exchange},
+                                    {"mismatch", mismatch},   {"reductions", reductions}, {"finalizes", finalizes},
+                                    {"arguments", arguments}, {"threads", threads},       {"destroys", destroys}};
+
+int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }
