@@ -118,10 +118,22 @@ func (p *predictor) limit(kind coll.Kind, c Class, bytes uint64) time.Duration {
 	return t/100*(100-margin) + t%100*(100-margin)/100 + 1
 }
 
-// predictable returns the sendrecv algorithms that a prediction can choose: those for blocks of any length. With
-// short it leaves out plans that are certainly too long to have a price.
+// mostPeers is the number of ranks with which a rank exchanges messages in the plans that a prediction prefers over several
+// hosts. Each peer takes the memory of a channel, and all of them may send to a rank at once; prices have neither.
+const mostPeers = 64
+
+// predictable returns the sendrecv algorithms that a prediction can choose: those for blocks of any length, and of these
+// the ones with few peers, if there are such. With short it leaves out plans that are certainly too long to have a price.
 func (p *predictor) predictable(kind coll.Kind, short bool) []sendRecvCandidate {
-	return slices.DeleteFunc(p.sendRecvCandidates(kind, short), func(s sendRecvCandidate) bool { return s.class.Even })
+	list := slices.DeleteFunc(p.sendRecvCandidates(kind, short), func(s sendRecvCandidate) bool { return s.class.Even })
+	if p.shape.sharesMemory() || p.shape.Size <= mostPeers+1 {
+		return list
+	}
+	few := slices.DeleteFunc(slices.Clone(list), func(s sendRecvCandidate) bool { return s.pricer.Peers() > mostPeers })
+	if len(few) > 0 {
+		return few
+	}
+	return list
 }
 
 // fallback returns the sendrecv algorithm of a length where none has a price: the plans of all ranks are too long to be

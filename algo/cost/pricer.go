@@ -141,6 +141,9 @@ func (r *Pricer) afford(work int) bool {
 // Plan returns the plan of rank 0.
 func (r *Pricer) Plan() plan.SendRecvPlan { return r.first }
 
+// Peers returns the number of ranks with which one in the middle, which is no root, exchanges messages.
+func (r *Pricer) Peers() int { return r.inner.Peers() }
+
 // Largest returns the length of the longest message of any rank.
 func (r *Pricer) Largest() (largest int) {
 	for _, p := range r.told() {

@@ -180,6 +180,17 @@ func (p SendRecvPlan) Channels() int {
 	return channels
 }
 
+// Peers returns the number of ranks with which the plan exchanges messages.
+func (p SendRecvPlan) Peers() int {
+	peers := map[int]bool{}
+	for _, s := range p.Steps {
+		if s.Op == Send || s.Op == Recv || s.Op == RecvReduce {
+			peers[s.Peer] = true
+		}
+	}
+	return len(peers)
+}
+
 // FromScratch reports whether a step reads scratch memory.
 func (s *Step) FromScratch() bool {
 	for _, r := range s.From {
