@@ -234,8 +234,8 @@ void DeviceWork::awaitInCurrentStream() const {
   const c10::OptionalDeviceGuard on(device_);
   TORCH_CHECK(
       captured_ || endEvents_.empty() || captureOf(current()) != Capture::kYes,
-      "sagecomm: the current stream is being captured into a graph, and cannot wait there for an operation that was issued before; "
-      "call wait() before the capture begins");
+      "sagecomm: the current stream is being captured into a graph, and cannot wait there for an operation that was "
+      "issued before; call wait() before the capture begins");
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
   // refuses the event: a stream that launches the graph is behind the outputs in any case.
   try {

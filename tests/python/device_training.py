@@ -65,8 +65,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "convolutions": convol
 # Without oneDNN, whose convolutions are the CPU's alone.
 @torch.backends.mkldnn.flags(enabled=False)
 def data_parallel(device: str, model: str, hook: str | None, joined: bool = False) -> str:
-    """Trains with DDP and AdamW, in several buckets, and with batches that come from pinned memory. `joined`: operations
-    are joined, so callbacks of futures run in the order of the calls."""
+    """Trains with DDP and AdamW, in several buckets, and with batches that come from pinned memory. `joined`: the
+    operations are joined, so callbacks of futures run in the order of the calls."""
     torch.manual_seed(dist.get_rank())  # DDP broadcasts rank 0's parameters
     on_device = device != "cpu"
     # Elsewhere callbacks of several buckets would issue PowerSGD's collectives in any order.

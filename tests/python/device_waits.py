@@ -217,7 +217,7 @@ def wait_in_a_capture(rank: int, size: int, store: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y += 1
-        with pytest.raises(RuntimeError, match="call wait.. before the capture begins"):
+        with pytest.raises(RuntimeError, match=r"call wait\(\) before the capture begins"):
             work.wait()
     work.wait()
     expect(x, 2 * SUM)

@@ -75,13 +75,13 @@ def why_no_rate() -> str:
 
 def limit(namespace: str, interface: str, rate: str) -> None:
     """Limits what an interface sends."""
-    filter = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
-    command("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *filter)
+    bucket = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
+    command("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
 
 
 class Network:
-    """A number of hosts. Host 0 has address(0), and so on. Each cable lets `rate` pass in each direction, in the words of
-    tc, such as "1gbit"; without one, as much as the machine can."""
+    """A number of hosts. Host 0 has address(0), and so on. Each cable lets `rate` pass in each direction, such as 1gbit
+    (tc(8) has the units); without one, as much as the machine can."""
 
     def __init__(self, hosts: int, rate: str = "") -> None:
         self.hosts = hosts
@@ -187,7 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Start a command for each rank on hosts that a network joins.")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="of each host; 1 by default")
-    parser.add_argument("--rate", default="", help="of each cable in each direction, such as 1gbit; no limit by default")
+    parser.add_argument("--rate", default="", help="of each cable and direction, such as 1gbit; no limit by default")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     parsed = parser.parse_args()
     if not parsed.command:

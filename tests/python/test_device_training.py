@@ -102,9 +102,7 @@ def test_four_ranks(
 def test_collectives_in_callbacks_of_several_buckets(cuda_bed: CudaBed, schedule: Schedule) -> None:
     """Callbacks run in the order of the calls, the same on all ranks."""
     settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed), "EMULATOR_KICK_MS": "5"}
-    first, second = cuda_bed.ranks(
-        RUN, 2, "device_training:data_parallel", "cuda", "mlp", "PowerSGD", True, **settings
-    )
+    first, second = cuda_bed.ranks(RUN, 2, "device_training:data_parallel", "cuda", "mlp", "PowerSGD", True, **settings)
     assert first == second
 
 
