@@ -64,13 +64,6 @@ typedef struct scr_frame scr_frame;
 typedef struct scr_unexpected scr_unexpected;
 
 /* Both directions of p2p with one peer. Guarded by the p2p lock. */
-/* The peers of other hosts for which a thread polls, and says so: the one that it has waited for first comes first. */
-#define SCR_MOST_ATTENDED 4
-typedef struct scr_attended {
-  int32_t n, rank[SCR_MOST_ATTENDED];
-  int32_t next; /* of a wait for any rank: the last one that had its turn */
-} scr_attended;
-
 typedef struct scr_p2p_pair {
   scr_fifo *out, *in;
   uint64_t fifo_bytes;  /* of both */
@@ -146,7 +139,7 @@ struct scr_group {
     uint64_t ticket[2];
     uint64_t hash;
     uint32_t spin_now;
-    scr_attended attended; /* by the driver */
+    uint64_t attended; /* peers of other hosts for which the driver polls: bits, of the first 64 */
     /* Where the engine last saw the queue blocked. */
     scr_run *engine_run;
     _Atomic uint64_t *engine_flag;

@@ -35,9 +35,8 @@ static void report(scr_group *g, scr_incident t) {
 /* Makes one pass over about `budget` bytes. Returns true if the caller must look again: there may be more to move,
  * or the pass made a fifo or met an incident. If another thread holds the p2p lock, that thread makes the pass; with
  * `surely`, this thread waits for the lock and makes one more.
- * A thread that may poll gives *attended, and polls no more when it enters Go.
  * Holds: nothing when it is called; it takes the p2p lock. */
-static bool pass(scr_group *g, int64_t budget, bool surely, scr_attended *attended) {
+static bool pass(scr_group *g, int64_t budget, bool surely) {
   if (surely) {
     scr_spin_lock(&g->p2p.lock);
   } else if (!scr_try_lock(&g->p2p.lock)) {
@@ -56,7 +55,6 @@ static bool pass(scr_group *g, int64_t budget, bool surely, scr_attended *attend
   scr_incident t;
   if (rc > 0) t = incident_with(culprit, rc, peer);
   scr_spin_unlock(&g->p2p.lock);
-  if (attended != NULL && (rc == SCR_NEEDS_FIFO || rc > 0)) scr_stop_polling(g, attended);
   if (rc == SCR_NEEDS_FIFO) {
     scr_entering_go();
     scr_go.fifo(g->handle, peer);
@@ -68,13 +66,13 @@ static bool pass(scr_group *g, int64_t budget, bool surely, scr_attended *attend
 
 /* Looks whether the wait can still succeed. Returns 0, an incident code, or SCR_YIELDED if it made a pass and the
  * caller must look again. */
-static int p2p_check_wait(scr_group *g, scr_run *r, int64_t now, int32_t *peer, scr_attended *attended) {
+static int p2p_check_wait(scr_group *g, scr_run *r, int64_t now, int32_t *peer) {
   *peer = r->root;
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0 || down(g)) return SCR_INCIDENT_FAILURE;
   int32_t gone = scr_p2p_needs_peer(g, r) ? scr_p2p_departed(g, r) : -1;
   if (gone >= 0) {
     /* Frames that the peer sent before it left are still valid. */
-    bool again = pass(g, SCR_PASS_BYTES, true, attended);
+    bool again = pass(g, SCR_PASS_BYTES, true);
     *peer = gone;
     if (!again && !done(r) && scr_p2p_needs_peer(g, r)) return SCR_INCIDENT_LEFT;
   }
@@ -102,7 +100,7 @@ static void begin_driving(scr_group *g) {
 
 static void leave_to_engine(scr_group *g) {
   atomic_fetch_or_explicit(&g->shared->p2p.waits_for, SCR_SLEEP_ENGINE, memory_order_seq_cst);
-  if (pass(g, (int64_t)g->policy.begin_bytes, true, NULL) || polls(g)) {
+  if (pass(g, (int64_t)g->policy.begin_bytes, true) || polls(g)) {
     scr_engine_wake();
   } else {
     scr_engine_watch();
@@ -147,12 +145,12 @@ static bool moves(const scr_group *g, int32_t peer, uint64_t *moved) {
   return *moved != before;
 }
 
-static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_attended *attended) {
+static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, uint64_t *attended) {
   scr_backoff backoff = {0};
   uint64_t moved = 0;
   uint32_t spins = 0;
   while (!done(r)) {
-    bool again = pass(g, SCR_PASS_BYTES, false, attended);
+    bool again = pass(g, SCR_PASS_BYTES, false);
     if (done(r)) break;
     if (!again && spins++ < g->spin) {
       scr_pause();
@@ -167,7 +165,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_attended
     if (now - backoff.looked > 1000000 || now >= slice_end || scr_p2p_has_timed_out(r, now)) {
       backoff.looked = now;
       int32_t peer;
-      int code = p2p_check_wait(g, r, now, &peer, attended);
+      int code = p2p_check_wait(g, r, now, &peer);
       if (code > 0) {
         if (g->pairs) scr_stop_polling(g, attended);
         report(g, incident_with(r, code, peer));
@@ -190,12 +188,11 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_attended
     atomic_fetch_add_explicit(&g->shared->p2p.waits_for, 1, memory_order_seq_cst);
     int32_t peer;
 #ifdef SCR_MUTANT_LOOK_GIVES_WAY
-    again = pass(g, SCR_PASS_BYTES, false, attended);
+    again = pass(g, SCR_PASS_BYTES, false);
 #else
-    again = pass(g, SCR_PASS_BYTES, true,
-                 attended); /* the holder of the lock may have read the fifos before a frame arrived */
+    again = pass(g, SCR_PASS_BYTES, true); /* the holder of the lock may have read the fifos before a frame arrived */
 #endif
-    int code = again || done(r) ? 0 : p2p_check_wait(g, r, now, &peer, attended);
+    int code = again || done(r) ? 0 : p2p_check_wait(g, r, now, &peer);
     if (code > 0) report(g, incident_with(r, code, peer));
     if (!again && code == 0 && !done(r) && atomic_load_explicit(&g->shared->p2p.bell, memory_order_seq_cst) == bell) {
       int64_t deadline = r->deadline_ns, ns = polls(g) ? g->policy.gate_ns : g->policy.sleep_ns;
@@ -212,7 +209,7 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_attended
 
 static int wait_for(scr_group *g, scr_run *r, int64_t slice_end) {
   begin_driving(g);
-  scr_attended attended = {0};
+  uint64_t attended = 0;
   int rc = drive_until(g, r, slice_end, &attended);
   if (g->pairs) scr_stop_polling(g, &attended);
   end_driving(g);
@@ -274,7 +271,7 @@ scr_run *scr_p2p_submit(scr_group *g, const sagecomm_op *op, const scr_gate *gat
  * Requires: the caller counts in `inside`. */
 static void go_on(scr_group *g, scr_run *r, bool waits) {
   if (SCR_UNLIKELY(r->p2p.incident > 0)) report(g, incident_with(r, r->p2p.incident, r->peer));
-  bool more = pass(g, (int64_t)g->policy.begin_bytes, false, NULL);
+  bool more = pass(g, (int64_t)g->policy.begin_bytes, false);
   if (done(r)) return;
   if (waits) {
     wait_for(g, r, scr_now() + g->policy.sync_ns);

@@ -1,7 +1,6 @@
 /* wait.c: how a driver waits for a peer: it spins (program.h), then yields, then sleeps. In between it looks whether
  * the wait can still succeed. */
 #include <sched.h>
-#include <string.h>
 
 #include "engine.h"
 #include "gates.h"
@@ -26,53 +25,31 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word) {
 /* Whoever polls for so long, and nothing comes, lets others run in between. */
 #define POLL_NS 500000
 
-static bool is_attended(const scr_attended *a, int32_t rank) {
-  for (int32_t i = 0; i < a->n; i++) {
-    if (a->rank[i] == rank) return true;
+/* The peers for which a thread says that it polls; for others it polls without saying so. */
+#define MOST_ATTENDED 63
+
+static bool is_attended(uint64_t attended, int32_t rank) { return rank < MOST_ATTENDED && (attended >> rank & 1) != 0; }
+
+void scr_stop_polling(const scr_group *g, uint64_t *attended) {
+  for (int32_t i = 0; *attended >> i != 0; i++) {
+    if (is_attended(*attended, i)) scr_go.attend(g->peer[i].pair, 0);
   }
-  return false;
+  *attended = 0;
 }
 
-/* Who attends many peers polls for each of them in each round: so the one that was attended first gives way. */
-static void attend(const scr_group *g, scr_attended *a, int32_t rank) {
-  if (is_attended(a, rank)) return;
-  if (a->n == SCR_MOST_ATTENDED) {
-    scr_go.attend(g->peer[a->rank[0]].pair, 0);
-    a->n--;
-    memmove(a->rank, a->rank + 1, (size_t)a->n * sizeof *a->rank);
-  }
-  a->rank[a->n++] = rank;
-  scr_go.attend(g->peer[rank].pair, 1);
-}
-
-void scr_stop_polling(const scr_group *g, scr_attended *a) {
-  for (int32_t i = 0; i < a->n; i++) scr_go.attend(g->peer[a->rank[i]].pair, 0);
-  a->n = 0;
-}
-
-/* Reads for those that are attended and, of a wait for any rank, for some of the others, which have their turn. */
-static bool poll_peers(const scr_group *g, scr_attended *a, bool any) {
-  bool came = false;
-  for (int32_t i = 0; i < a->n; i++) {
-    if (scr_go.poll(g->peer[a->rank[i]].pair)) came = true;
-  }
-  for (int32_t i = 0, polled = 0; any && i < g->size && polled < SCR_MOST_ATTENDED; i++) {
-    a->next = (a->next + 1) % g->size;
-    uint64_t pair = g->peer[a->next].pair;
-    if (pair == 0 || is_attended(a, a->next)) continue;
-    polled++;
+bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
+  bool came = false, polled = false;
+  for (int32_t i = 0; g->pairs && i < g->size; i++) {
+    uint64_t pair = g->peer[i].pair;
+    if (pair == 0 || !(rank < 0 || i == rank || is_attended(*attended, i))) continue;
+    if (i < MOST_ATTENDED && !is_attended(*attended, i)) {
+      *attended |= UINT64_C(1) << i;
+      scr_go.attend(pair, 1);
+    }
+    polled = true;
     if (scr_go.poll(pair)) came = true;
   }
-  return came;
-}
-
-bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, scr_attended *a) {
-  if (rank >= 0 && g->peer[rank].pair != 0) attend(g, a, rank);
-  for (int32_t i = 0; rank < 0 && g->pairs && i < g->size && a->n < SCR_MOST_ATTENDED; i++) {
-    if (g->peer[i].pair != 0) attend(g, a, i);
-  }
-  bool polled = a->n > 0;
-  if (polled && poll_peers(g, a, rank < 0)) return true;
+  if (came) return true;
   if (polled && g->spin != 0 && waited_ns < POLL_NS) {
     scr_pause();
   } else {

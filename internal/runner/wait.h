@@ -37,9 +37,9 @@ void scr_wake_engine(const scr_peer *p);
 /* One round of a wait for a rank, or for any (-1), that has lasted for `waited_ns`: reads what has come from the processes of other
  * hosts that are waited for, or that are in *attended, or else yields. Nobody else is woken for what comes from those in *attended,
  * so whoever does something else than to drive calls scr_stop_polling() before. */
-bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, scr_attended *attended);
+bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended);
 /* Ends what polling began: from now on others are woken for what comes. */
-void scr_stop_polling(const scr_group *g, scr_attended *attended);
+void scr_stop_polling(const scr_group *g, uint64_t *attended);
 void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
 /* Returns 1 + the rank whose flag a sleeper of collectives waits for, or 0. */
 static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }
