@@ -20,16 +20,6 @@ static bool same_place(const scr_run *r, _Atomic uint64_t *flag, uint64_t need) 
   return r->flag == flag && r->need == need;
 }
 
-/* Who says that it polls, and then works for so long, lets others read and send again. */
-#define WORK_NS 100000
-
-/* The time at which a driver is to come back, of which `slice_end` is the latest; 0: never. */
-static int64_t work_until(const scr_group *g, int64_t slice_end) {
-  if (SCR_LIKELY(g->coll.attended.n == 0)) return slice_end;
-  int64_t until = scr_now() + WORK_NS;
-  return slice_end != 0 && slice_end < until ? slice_end : until;
-}
-
 /* As drive_patiently(), and may still poll for peers. */
 static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_run **culprit) {
   scr_backoff backoff = {0};
@@ -38,18 +28,13 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_run **cu
   for (;;) {
     scr_run *at = r;
     int rc;
-    bool fast = r == &g->coll.fast;
-    if (fast) {
-      rc = scr_run_advance(g, r, work_until(g, 0));
+    if (r == &g->coll.fast) {
+      rc = scr_run_advance(g, r, 0);
+      if (rc == SCR_FINISHED) return rc;
     } else {
-      rc = scr_drive(g, r, work_until(g, slice_end), &at);
-      if (rc == SCR_IDLE) return SCR_FINISHED;
-    }
-    if (rc == SCR_FINISHED) return rc;
-    if (rc == SCR_YIELDED) {
-      if (!fast && scr_now() >= slice_end) return rc;
-      scr_stop_polling(g, &g->coll.attended);
-      continue;
+      rc = scr_drive(g, r, slice_end, &at);
+      if (rc == SCR_FINISHED || rc == SCR_IDLE) return SCR_FINISHED;
+      if (rc == SCR_YIELDED) return rc;
     }
     *culprit = at;
     if (rc > 0) return rc;
