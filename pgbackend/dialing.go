@@ -27,7 +27,7 @@ func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
 	var lost *tcp.LostError
 	var certificate *tcp.CertificateError
 	switch {
-	case errors.As(why, &lost), wherePossible(why, isAny(unix.ECONNREFUSED, unix.ECONNRESET, io.EOF)):
+	case errors.As(why, &lost), everywhere(why, isAny(unix.ECONNREFUSED, unix.ECONNRESET, io.EOF)):
 		status, text = coll.PeerFailure, closedByPeer+": "+text
 	case errors.As(why, &certificate): // tells more than that the time is up, where another address does not answer
 	case errors.Is(why, context.DeadlineExceeded):
@@ -40,7 +40,7 @@ func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
 	return f
 }
 
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses to which a network leads.
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses.
 func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	began := time.Now()
@@ -60,22 +60,17 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Li
 
 // mayPass reports whether another attempt to dial may succeed, of which the first one began so long ago.
 func mayPass(err error, tried time.Duration) bool {
-	final := func(err error) bool {
+	passes := func(err error) bool {
 		var network net.Error
-		return !errors.As(err, &network) || isAny(unix.ECONNREFUSED)(err) || refused(err)
+		switch {
+		case !errors.As(err, &network), isAny(unix.ECONNREFUSED)(err), refused(err):
+			return false
+		case isAny(unix.ENETUNREACH, unix.EHOSTUNREACH)(err): // a wrong interface, or a host without power: as a rule for ever
+			return tried < noWayLimit
+		}
+		return true
 	}
-	if everywhere(err, noWay) {
-		return tried < noWayLimit
-	}
-	return !wherePossible(err, final)
-}
-
-// noWay reports whether no network leads to an address: over a wrong interface, or to a host without power, as a rule for ever.
-func noWay(err error) bool { return isAny(unix.ENETUNREACH, unix.EHOSTUNREACH)(err) }
-
-// wherePossible reports whether the errors of all addresses to which a network leads are such, and there is one.
-func wherePossible(err error, such func(error) bool) bool {
-	return !everywhere(err, noWay) && everywhere(err, func(err error) bool { return noWay(err) || such(err) })
+	return !everywhere(err, func(err error) bool { return !passes(err) })
 }
 
 // refused reports whether one of the two processes does not accept the other one.
