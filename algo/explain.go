@@ -77,6 +77,9 @@ func (s *Selector) Explain(kind coll.Kind, bytes uint64) []Candidate {
 			if !c.same(chosen) {
 				one := p.explained(kind, c, bytes)
 				one.Why = rejected(kind, one, *first)
+				if !first.Forced && p.crowded(kind, c) && !p.crowded(kind, chosen) {
+					one.Why = fmt.Sprintf("a rank exchanges messages with more than %d others, so only a rule can set it", mostPeers)
+				}
 				list = append(list, one)
 			}
 		}

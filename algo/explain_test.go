@@ -103,3 +103,16 @@ func TestExplainSaysWhyTheCheaperIsNotChosen(t *testing.T) {
 		t.Error("transports have other names")
 	}
 }
+
+// In a large group over hosts a plan in which a rank has many peers is left out, and the reason says so.
+func TestExplainOfManyPeers(t *testing.T) {
+	const ranks = 160
+	s, err := NewSelector(Shape{Size: ranks, Apart: true, Hosts: hosts(ranks/8, 8)}, DefaultParams(), Tune{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "more than 64 others, so only a rule can set it"
+	if got := explained(t, s, coll.AllGather, 64<<10, "direct").Why; !strings.Contains(got, want) {
+		t.Errorf("direct: %q, expected %q", got, want)
+	}
+}

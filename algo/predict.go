@@ -126,14 +126,20 @@ const mostPeers = 64
 // the ones with few peers, if there are such. With short it leaves out plans that are certainly too long to have a price.
 func (p *predictor) predictable(kind coll.Kind, short bool) []sendRecvCandidate {
 	list := slices.DeleteFunc(p.sendRecvCandidates(kind, short), func(s sendRecvCandidate) bool { return s.class.Even })
-	if p.shape.sharesMemory() || p.shape.Size <= mostPeers+1 {
-		return list
-	}
-	few := slices.DeleteFunc(slices.Clone(list), func(s sendRecvCandidate) bool { return s.pricer.Peers() > mostPeers })
+	few := slices.DeleteFunc(slices.Clone(list), func(s sendRecvCandidate) bool { return p.crowded(kind, s.class) })
 	if len(few) > 0 {
 		return few
 	}
 	return list
+}
+
+// crowded reports whether a class is a plan over several hosts in which a rank has more peers than a prediction prefers.
+func (p *predictor) crowded(kind coll.Kind, c Class) bool {
+	if p.shape.sharesMemory() || p.shape.Size <= mostPeers+1 || c.Transport != Channels {
+		return false
+	}
+	s, err := p.sendRecvCandidate(kind, c.Algorithm, c.Chunk)
+	return err == nil && s.pricer.Peers() > mostPeers
 }
 
 // fallback returns the sendrecv algorithm of a length where none has a price: the plans of all ranks are too long to be

@@ -116,6 +116,7 @@ void DeviceWork::issued(Buffers& buffers) noexcept {
       buffers.copyBack();
       endEvents_.clear();
       recordEnd(joins_.front());
+      keepPromise();
     }
     joined_ = true;
   } catch (...) { // the operation is under way; its end raises the error
@@ -209,6 +210,32 @@ void DeviceWork::recordEnd(const c10::Stream& stream) {
   endEvents_.push_back(std::move(end));
 }
 
+// A Future records its event in the current stream, which is to be behind this operation and no other one: a peer may bring what another
+// one needs only when it has got what the waiter sends. So it is made when the end of the operation is recorded.
+void DeviceWork::keepPromise() noexcept {
+  future_.reset();
+  if (!promises_ || joins_.size() != 1) {
+    return;
+  }
+  try {
+    auto made = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device_});
+    const c10::StreamGuard on(joins_.front());
+    made->markCompleted(c10::IValue(promised_));
+    future_ = std::move(made);
+  } catch (const std::exception& e) { // a Future is made when it is asked for, and completed with the operation
+    LOG(ERROR) << "sagecomm: a future cannot be ordered on " << device_ << ": " << e.what();
+  }
+}
+
+bool DeviceWork::refusesCapture() const {
+  if (captured_ || endEvents_.empty() || passed_.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  const c10::OptionalDeviceGuard on(device_);
+  return captureOf(current()) == Capture::kYes;
+}
+
 void DeviceWork::join(const std::vector<c10::Stream>& streams) {
   const c10::OptionalDeviceGuard on(streams.front().device());
   for (auto other = streams.begin() + 1; other != streams.end(); ++other) {
@@ -232,10 +259,6 @@ void DeviceWork::store() noexcept {
 void DeviceWork::awaitInCurrentStream() const {
   noteAcquired(this);
   const c10::OptionalDeviceGuard on(device_);
-  TORCH_CHECK(
-      captured_ || endEvents_.empty() || captureOf(current()) != Capture::kYes,
-      "sagecomm: the current stream is being captured into a graph, and cannot wait there for an operation that was "
-      "issued before; call wait() before the capture begins");
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
   // refuses the event: a stream that launches the graph is behind the outputs in any case.
   try {
@@ -391,6 +414,7 @@ int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noe
         w.endEvents_.push_back(std::make_unique<c10::Event>(w.device_.type()));
       }
       w.endEvents_[at]->record(in);
+      w.keepPromise();
     } catch (...) { // an event that was not recorded would be one for which nobody waits
       w.broken_ = std::current_exception();
       w.endEvents_.clear();

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -43,6 +44,11 @@ class DeviceWork {
   // never kept.
   void describe(sagecomm_op& op, bool async);
 
+  // Asks for future(). `outputs` are its value.
+  void promise(c10::ArrayRef<at::Tensor> outputs) {
+    promised_ = outputs.vec();
+    promises_ = true;
+  }
   // Queues what is left to queue when the core has issued the operation, whose buffers these are.
   void issued(Buffers& buffers) noexcept;
   // Returns what is to end the call: what a signal handler has raised while the core waited for peers in issue(), or what a copy has
@@ -56,6 +62,15 @@ class DeviceWork {
   bool joined() const {
     return joined_;
   }
+
+  // Returns a Future that is complete, with an event behind this operation and none behind it; null where no stream is behind the whole
+  // operation alone, or promise() was not called. Requires: joined().
+  const c10::intrusive_ptr<c10::ivalue::Future>& future() const {
+    return future_;
+  }
+  // Reports whether the current stream is being captured, and must not wait for this operation, which is in no graph. Requires: the operation is
+  // joined or has ended.
+  bool refusesCapture() const;
 
   // Reports whether a caller who waits has to wait on the host, even if all is queued: a barrier promises the host that peers
   // have come, and a recv from any source has to tell it the source.
@@ -123,6 +138,7 @@ class DeviceWork {
   c10::Stream current() const;
   void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
+  void keepPromise() noexcept;
   // Makes the first of several streams come behind the others.
   static void join(const std::vector<c10::Stream>& streams);
   void store() noexcept;
@@ -136,6 +152,9 @@ class DeviceWork {
 
   std::vector<c10::Stream> joins_; // what joinNow() was called with
   bool joined_ = false;
+  bool promises_ = false;
+  std::vector<at::Tensor> promised_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool tellsTheHost_ = false;
   std::exception_ptr raised_;
   std::exception_ptr broken_; // why an operation that was queued whole has no end

@@ -161,6 +161,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
     turn.emplace(turns_, call);
     device = std::make_unique<DeviceWork>(*call.buffers.device(), call.buffers.deviceTensors());
+    if (call.async) {
+      device->promise(call.outputs);
+    }
   }
   sagecomm_group group = group_.load(std::memory_order_relaxed);
   std::shared_ptr<const GroupInfo> info; // null: the core writes the outputs

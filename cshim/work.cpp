@@ -185,7 +185,9 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     done_.store(true, std::memory_order_release);
-    future = hostWaits() ? future_ : nullptr; // getFuture() has completed that of a joined operation
+    if (future_ && !future_->completed()) { // getFuture() may have had that of a joined operation
+      future = future_;
+    }
     futureResult = futureResult_;
   }
   cv_.notify_all();
@@ -334,11 +336,14 @@ bool Work::groupHasFailed() const {
 }
 
 bool Work::wait(milliseconds timeout) {
-  if (!done() && (hostWaits() || timeout > kNoTimeout || groupHasFailed())) {
+  if (!done()) {
     WithoutGil unlocked;
-    if (!waitUntilDone(timeout)) {
+    if ((hostWaits() || timeout > kNoTimeout || groupHasFailed()) && !waitUntilDone(timeout)) {
       raiseWaitTimeout(timeout);
     }
+  }
+  if (C10_UNLIKELY(device_ != nullptr)) {
+    refuseInCapture();
   }
   unregister();
   // The host has waited for a barrier outside of graphs, so there is nothing left that a stream could wait for.
@@ -349,6 +354,18 @@ bool Work::wait(milliseconds timeout) {
     raiseError();
   }
   return true;
+}
+
+// The capture goes on.
+void Work::refuseInCapture() const {
+  TORCH_CHECK(
+      !device_->refusesCapture(),
+      "sagecomm: ",
+      name_,
+      ": rank ",
+      rank_,
+      ": the current stream is being captured into a graph, which cannot wait for an operation that was issued before; "
+      "call wait() before the capture begins");
 }
 
 void Work::raiseWaitTimeout(milliseconds timeout) const {

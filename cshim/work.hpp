@@ -9,7 +9,7 @@
 // profiler range ends, waiters wake up, tensors are released, hooks run, and Futures run their callbacks, in this
 // order. The outputs of an operation on a device are only queued to be written by then, in a stream that whoever
 // waits makes its own stream wait for (device_work.hpp). Where that is so when the call returns, the operation is
-// joined: wait() does not wait on the host, and the Future of the outputs is complete when it is made.
+// joined: wait() does not wait on the host, and where one stream is behind it, its Future is complete when the call returns.
 #pragma once
 
 #include <atomic>
@@ -152,12 +152,12 @@ class Work final : public c10d::Work {
   void cannotWrite(const GroupInfo& group, const std::string& why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);
-  bool groupHasFailed() const; // requires: the operation has not ended
+  bool groupHasFailed() const; // requires: the operation has not ended; not the GIL
+  void refuseInCapture() const; // requires: device_; the operation is joined or has ended
   void waitBriefly();
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;
   void awaitOnDevice() const;
-  // Requires: the operation has ended, or is joined.
   void finishFuture(c10::ivalue::Future& future) const;
   void finishResult(c10::ivalue::Future& future) const;
 
@@ -168,7 +168,7 @@ class Work final : public c10d::Work {
 
   template <class Finish>
   c10::intrusive_ptr<c10::ivalue::Future> futureIn(
-      c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, bool atOnce, Finish&& finish);
+      c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish);
 
   const char* const name_;
   const std::chrono::milliseconds timeout_; // the operation's, for getTimeout()

@@ -12,12 +12,12 @@
 
 namespace sagecomm {
 
-// Returns the Future in `place`, or makes it. complete() completes a Future that was made before the operation's end, unless it was to be
-// completed at once. That one, or one that is made later, is completed here, outside the lock: an error takes the GIL, and a thread that
-// holds the GIL may be waiting for the lock.
+// Returns the Future in `place`, or makes it. complete() completes a Future that was made before the operation's end. One
+// that is made later is completed here, outside the lock: an error takes the GIL, and a thread that holds the GIL may be
+// waiting for the lock.
 template <class Finish>
 c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
-    c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, bool atOnce, Finish&& finish) {
+    c10::intrusive_ptr<c10::ivalue::Future>& place, c10::TypePtr type, Finish&& finish) {
   std::vector<c10::Device> devices;
   if (device_) {
     devices.push_back(device_->device());
@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
     if (place) {
       return place;
     }
-    if (!atOnce && !done()) {
+    if (!done()) {
       place = future;
       return future;
     }
@@ -45,12 +45,14 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::futureIn(
 // operation that is about to complete, for as long as wait_briefly() of the core allows, before it returns the
 // Future. Nobody has to wait on the host for a joined operation, unless its group has failed.
 void Work::waitBriefly() {
-  if (done() || handle_ == 0 || (!hostWaits() && !groupHasFailed())) {
+  if (done() || handle_ == 0) {
     return;
   }
   WithoutGil unlocked;
   if (!hostWaits()) {
-    waitUntilDone(kNoTimeout);
+    if (groupHasFailed()) {
+      waitUntilDone(kNoTimeout);
+    }
     return;
   }
   sagecomm_error error;
@@ -61,20 +63,31 @@ void Work::waitBriefly() {
   }
 }
 
+// That of a joined operation is complete, and is replaced where the operation has failed since.
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   waitBriefly();
-  return futureIn(
-      future_, c10::ListType::create(c10::TensorType::get()), !hostWaits(), [this](auto& f) { finishFuture(f); });
+  if (device_ && !hostWaits() && device_->future()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const bool failed = done() && error_ != nullptr;
+    if (!future_ && !failed) {
+      future_ = device_->future();
+    }
+    if (future_ && (!failed || future_->hasError())) {
+      return future_;
+    }
+    future_.reset();
+  }
+  return futureIn(future_, c10::ListType::create(c10::TensorType::get()), [this](auto& f) { finishFuture(f); });
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
-  return futureIn(futureResult_, c10::AnyEnumType::get(), false, [this](auto& f) { finishResult(f); });
+  return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
 }
 
 // A Future records its events in the streams that are current. So those of a device are behind the outputs. It must not stay open
 // where the device refuses an event, because whoever waits for it waits without a time limit. An error needs no stream.
 void Work::finishFuture(c10::ivalue::Future& future) const {
-  if (done() && error_) {
+  if (error_) {
     future.setError(toException(*error_));
     return;
   }

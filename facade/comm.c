@@ -91,6 +91,12 @@ facade_result comm_hold(comm_t comm, const char *function) {
   return result == RESULT_OK ? hold(comm, function) : result;
 }
 
+void comm_hold_again(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  comm->holders++;
+  pthread_mutex_unlock(&comm_lock);
+}
+
 static facade_result unusable(const char *function) {
   return fail(NULL, RESULT_USAGE,
               "sagecomm: %s: the communicator was finalized, or the group call that makes it has not ended", function);

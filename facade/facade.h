@@ -136,6 +136,8 @@ comm_t comm_make(bool blocking);
 bool comm_find(comm_t comm);
 /* Returns RESULT_OK and holds the communicator, or the last error says that there is no such communicator. */
 facade_result comm_hold(comm_t comm, const char *function);
+/* For a caller that has a hold already. It takes one more also where the communicator was destroyed meanwhile. */
+void comm_hold_again(comm_t comm);
 /* Like comm_hold(), for a call that needs a communicator that is ready: joined, not failed, nothing in progress. */
 facade_result comm_enter(comm_t comm, const char *function);
 /* Ends a hold. The last one destroys the group and frees the communicator. */

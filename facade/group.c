@@ -32,6 +32,7 @@ static pthread_key_t thread_ends;
 
 static void drop_of_thread(void *list) {
   job **of_thread = list;
+  for (job *j = *of_thread; j != NULL; j = j->next) j->made = NULL; /* it may point into the stack of the thread */
   drop(*of_thread);
   *of_thread = NULL;
 }
@@ -114,7 +115,7 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   }
   j->calls[j->n_calls++] = *c;
   if (!added) return RESULT_OK;
-  comm_hold(comm, function); /* the caller holds it too */
+  comm_hold_again(comm);
   j->comm = comm;
   job_note_context(j);
   job_begin(j);

@@ -24,7 +24,7 @@ static job *new_job(const char *function, comm_t *made, bool blocking, bool with
 void join_dropped(job *j) {
   comm_t comm = j->kind == JOB_JOIN ? j->comm : j->child;
   if (comm == NULL) return;
-  *j->made = NULL;
+  if (j->made != NULL) *j->made = NULL;
   comm_drop(comm);
 }
 

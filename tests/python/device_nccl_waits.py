@@ -291,8 +291,10 @@ def queues_in_vain(rank: int, size: int, store: str) -> list[str]:
     dist.all_reduce(ones())
     told = c10d._get_default_store()
     if rank < size - 1:
+        told.set(f"summed {rank}", "")
         told.wait(["failed"])
         return [raised(lambda: dist.all_reduce(ones()))]
+    told.wait([f"summed {each}" for each in range(size - 1)])
     cut = [dist.all_reduce(ones(), async_op=True) for _ in ranks()]
     futures = [work.get_future() for work in cut]
     text = [raised(lambda: dist.broadcast(ones(), 0, async_op=True).wait(LONG))]

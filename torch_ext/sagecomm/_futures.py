@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class CommFuture(torch.futures.Future[T]):
-    """The value of one or several works, once all of them are complete.
+    """The value of one or several works, once all of them are complete, or on a device ordered on its streams.
 
     It is a future of torch's, so `then`, `add_done_callback` and `torch.futures.collect_all` work as they do elsewhere.
     `wait` waits for the works themselves first: a waiter of sagecomm's carries its operation out instead of sleeping
@@ -24,8 +24,9 @@ class CommFuture(torch.futures.Future[T]):
 
     Args:
         works: Of one group. A work may be waited for on any thread.
-        value: Called once, when all works have succeeded, on the thread that completes the last one, and on a device
-            with the stream of a callback as the current one. It must not hold the last reference to a group.
+        value: Called once, when all works have succeeded, on the thread that completes the last one; on a device, where
+            streams wait in place of the host, by the constructor. There the stream of a callback is the current one. It
+            must not hold the last reference to a group.
         devices: Of the tensors of the value. On accelerators `wait` orders the current stream behind them and does
             not block the host.
     """

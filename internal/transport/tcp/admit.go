@@ -59,11 +59,14 @@ type bounded struct {
 // epoch is when the clock of bounded begins.
 var epoch = time.Now()
 
+// note takes note that TLS may have bytes now of which it makes something.
+func (b *bounded) note() { b.came.Store(1 + int64(time.Since(epoch))) }
+
 func (b *bounded) Read(p []byte) (int, error) {
 	if b.left < 0 {
 		b.came.Store(0)
 		n, err := b.Conn.Read(p)
-		b.came.Store(1 + int64(time.Since(epoch)))
+		b.note()
 		return n, err
 	}
 	if b.left == 0 {

@@ -90,6 +90,7 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 	if !plain {
 		n.out = newOutbox()
 		n.below = c.(*tls.Conn).NetConn().(*bounded)
+		n.below.came.Store(0) // since the introduction
 	}
 	n.receiving.intake = make([]byte, intakeBytes)
 	n.makeLook()
@@ -144,6 +145,7 @@ func (c *conn) runSecure() error {
 		err := c.locked(func(bufs [][]byte) (int, error) {
 			for _, b := range bufs {
 				if len(b) > 0 {
+					c.below.note() // of what was read before, TLS may have the next record already
 					n, err := c.Read(b)
 					c.below.came.Store(0)
 					return n, err

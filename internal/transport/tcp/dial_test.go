@@ -295,7 +295,9 @@ func TestProcessesThatAreGoneAreForgotten(t *testing.T) {
 		defer e.Node.mu.Unlock()
 		return len(e.peers)
 	}
-	b := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: 300 * time.Millisecond} })
+	b := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: 300 * time.Millisecond}
+	})
 	for range 3 {
 		a := newEnd(t, nil)
 		a.linkTo(t, b)

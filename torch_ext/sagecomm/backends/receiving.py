@@ -20,6 +20,7 @@ class Receiving(dist.Work):
         super().__init__()
         self._work, self._target, self._home = work, target, home
         self._at_home = False
+        self._copied: torch.Event | None = None  # behind the copy, on a device
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         succeeded = self._work.wait(timeout)
@@ -50,6 +51,12 @@ class Receiving(dist.Work):
         return [self._home]
 
     def _take_back(self) -> None:
+        """Copies in the current stream, or makes it wait for the copy."""
         if not self._at_home:
             placing.take_back(self._target, self._home)
             self._at_home = True
+            if self._home.device.type != "cpu":
+                self._copied = torch.Event(self._home.device)
+                self._copied.record()
+        elif self._copied is not None:
+            self._copied.wait()
