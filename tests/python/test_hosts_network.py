@@ -111,7 +111,7 @@ def test_bytes_between_hosts(network, fresh_world, algorithm, share):
         ranks.run(long_sums, calls, store=served_by_host_0)
         return [hosts.sent(host) - b for host, b in enumerate(before)]
 
-    # The difference has no bytes of the start. Acknowledgements, and headers of up to 64 KiB at once, are a few percent.
+    # The difference has no bytes of the start. Acknowledgements, and a header for up to 64 KiB, are a few percent.
     for few, many in zip(sent_by(1), sent_by(9), strict=True):
         assert share * 0.97 <= (many - few) / (8 * SUM) <= share * 1.1
 
