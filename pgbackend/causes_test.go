@@ -387,10 +387,15 @@ func TestLinkTellsThatAllIsSent(t *testing.T) {
 		l := &writtenLink{}
 		a := newArbiter(arbiterConfig{number: 77, size: 2, lowest: []int{0, 1}, self: 1, links: []memberLink{l, nil},
 			left: func(int) bool { return false }, key: "cause"})
+		unsent := func() bool { // as the arbiter's goroutine knows it
+			answer := make(chan bool, 1)
+			a.push(func() { answer <- a.unsent() })
+			return <-answer
+		}
 		a.expect()
 		a.declare(of(1), 0, nil)
 		synctest.Wait()
-		require.True(t, a.unsent())
+		require.True(t, unsent())
 		require.Len(t, l.sent, 1)
 		time.Sleep(2 * arbiterTick)
 		synctest.Wait()
@@ -398,7 +403,7 @@ func TestLinkTellsThatAllIsSent(t *testing.T) {
 		began := time.Now()
 		l.sent[0]()
 		synctest.Wait()
-		require.False(t, a.unsent())
+		require.False(t, unsent())
 		require.Zero(t, time.Since(began))
 		a.close()
 	})

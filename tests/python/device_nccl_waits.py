@@ -303,6 +303,7 @@ def queues_in_vain(rank: int, size: int, store: str) -> list[str]:
         assert not work.is_success()
     for future in futures:
         future.wait()
+    text += [raised(lambda work=work: work.get_future().wait()) for work in cut]  # type: ignore[misc]
     told.set("failed", "")
     return text + ended("Abort")
 

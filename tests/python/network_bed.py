@@ -5,7 +5,8 @@ The switch is a namespace too, so beds do not see each other, and a process that
 It needs root and iproute2; why_not() says what lacks. Cables may have a rate, for which the kernel must have the token
 bucket filter (tbf); why_no_rate() says what lacks.
 
-As a program it starts a command for each rank, with the variables that torchrun sets, on hosts of such a network:
+As a program it starts a command for each rank, with those variables of torchrun that name ranks, on hosts of such a
+network:
 
     python tests/python/network_bed.py --hosts 2 --ranks 2 --rate 1gbit python -m sagecomm bench all_reduce
 """
@@ -17,60 +18,82 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 NETWORK = "10.77.0"  # of each bed, behind its own switch
 PORT = 29500  # of the store on host 0
+MOST_HOSTS = 254
 
 # A cable that has a rate: bytes that pass at once after a rest, as many as pass while the machine is late at a rate of
 # some gigabits, and how long what waits in front of it waits at most, as in the queue of a switch.
 BURST = "96kb"
 QUEUE = "10ms"
 
+PATIENCE_S = 10.0  # until a rank that is to end is killed
+
 _numbers = itertools.count()
+
+
+class NetworkError(AssertionError):
+    """A command for a network failed."""
 
 
 def command(*words: str) -> str:
     """What a command prints."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
-    return done.stdout
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", "") or error).strip()
+        raise NetworkError(f"{' '.join(words)}: {reason}") from error
 
 
 def ip(*words: str) -> str:
     return command("ip", *words)
 
 
+@contextmanager
+def trial() -> Iterator[str]:
+    """A namespace to find out what can be done."""
+    name = f"sagecomm-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    ip("netns", "add", name)
+    try:
+        yield name
+    finally:
+        ip("netns", "del", name)
+
+
+@cache
 def why_not() -> str:
     """Why there can be no bed, "" if there can."""
     if shutil.which("ip") is None:
         return "there is no ip command (iproute2)"
-    name = f"sagecomm-{os.getpid()}-try"
     try:
-        ip("netns", "add", name)
-        ip("netns", "del", name)
-    except AssertionError as error:
+        with trial():
+            return ""
+    except NetworkError as error:
         return f"network namespaces cannot be made: {error}"
-    return ""
 
 
+@cache
 def why_no_rate() -> str:
     """Why cables can have no rate, "" if they can."""
     if why := why_not():
         return why
     if shutil.which("tc") is None:
         return "there is no tc command (iproute2)"
-    name = f"sagecomm-{os.getpid()}-try"
-    ip("netns", "add", name)
     try:
-        limit(name, "lo", "1gbit")
-    except AssertionError as error:
+        with trial() as name:
+            limit(name, "lo", "1gbit")
+            return ""
+    except NetworkError as error:
         return f"interfaces cannot have a rate: {error}"
-    finally:
-        ip("netns", "del", name)
-    return ""
 
 
 def limit(namespace: str, interface: str, rate: str) -> None:
@@ -137,7 +160,7 @@ class Network:
         ip("-n", self.namespace(source), "route", "add", "blackhole", f"{self.address(destination)}/32")
 
     def sent(self, host: int) -> int:
-        """Bytes that a host has sent, those of headers included."""
+        """Bytes that a host has sent, with the headers of what the kernel gives to the interface at once."""
         (interface,) = json.loads(ip("-json", "-statistics", "-n", self.namespace(host), "link", "show", "eth0"))
         return int(interface["stats64"]["tx"]["bytes"])
 
@@ -156,31 +179,44 @@ def start(network: Network, ranks: int, words: list[str]) -> int:
     """Starts a command for each of so many ranks on each host, and waits for all. When one fails, the others are ended.
     Returns its exit status."""
     sizes = [ranks] * network.hosts
-    running = []
-    for rank, environment in enumerate(network.environments(*sizes)):
-        variables = {
-            **environment,
-            "MASTER_PORT": str(PORT),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % ranks),
-            "WORLD_SIZE": str(sum(sizes)),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "GLOO_SOCKET_IFNAME": "eth0",
-        }
-        at = ["ip", "netns", "exec", network.namespace(rank // ranks)]
-        running.append(subprocess.Popen([*at, *words], env={**os.environ, **variables}))
-    status = 0
+    running: list[subprocess.Popen[bytes]] = []
     try:
-        while running and status == 0:
-            pid, code = os.wait()
-            running = [each for each in running if each.pid != pid]
-            status = os.waitstatus_to_exitcode(code)
+        for rank, environment in enumerate(network.environments(*sizes)):
+            variables = {
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "OMP_NUM_THREADS": "1",
+                **os.environ,
+                **environment,
+                "MASTER_PORT": str(PORT),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % ranks),
+                "WORLD_SIZE": str(sum(sizes)),
+                "LOCAL_WORLD_SIZE": str(ranks),
+            }
+            at = ["ip", "netns", "exec", network.namespace(rank // ranks)]
+            running.append(subprocess.Popen([*at, *words], env=variables))
+        for each in as_they_end(running):
+            if each.returncode != 0:
+                print(f"network_bed.py: a rank, pid {each.pid}, ended with {each.returncode}", file=sys.stderr)
+                return 1
+        return 0
     finally:
         for each in running:
             each.terminate()
         for each in running:
+            with suppress(subprocess.TimeoutExpired):
+                each.wait(PATIENCE_S)
+            each.kill()
             each.wait()
-    return status
+
+
+def as_they_end(running: list[subprocess.Popen[bytes]]) -> Iterator[subprocess.Popen[bytes]]:
+    left = list(running)
+    while left:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        for each in [each for each in left if each.poll() is not None]:
+            left.remove(each)
+            yield each
 
 
 def main() -> int:
@@ -191,9 +227,12 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     parsed = parser.parse_args()
     if not parsed.command:
-        parser.error("which command?")
+        parser.error("name the command that each rank runs, behind the options")
+    if not 1 <= parsed.hosts <= MOST_HOSTS or parsed.ranks < 1:
+        parser.error(f"1 to {MOST_HOSTS} hosts, and 1 rank or more of each")
     if why := why_no_rate() if parsed.rate else why_not():
         parser.error(why)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that ranks and namespaces go too
     with Network(parsed.hosts, parsed.rate) as network:
         status = start(network, parsed.ranks, parsed.command)
         if status == 0:

@@ -1,9 +1,11 @@
-"""Replacements for functions of Work that older torch does not bind."""
+"""What older torch lacks, and replacements for functions of Work that it does not bind."""
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
+KNOWS_CAPTURES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)  # Stream::is_capturing() of c10
 WORK_HAS_NUMBER = hasattr(dist.Work, "_get_sequence_number")
 
 

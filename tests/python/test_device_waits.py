@@ -13,6 +13,7 @@ import torch
 
 from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, under_schedules
+from older_torch import KNOWS_CAPTURES
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
@@ -27,6 +28,7 @@ def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
     )
 
 
+@pytest.mark.skipif(not KNOWS_CAPTURES, reason="this torch cannot tell whether a stream is being captured")
 @under_schedules
 def test_a_wait_in_a_capture(cuda_bed: CudaBed, schedule: Schedule) -> None:
     cuda_bed.ranks(

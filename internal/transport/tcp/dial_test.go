@@ -295,9 +295,7 @@ func TestProcessesThatAreGoneAreForgotten(t *testing.T) {
 		defer e.Node.mu.Unlock()
 		return len(e.peers)
 	}
-	b := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: 300 * time.Millisecond}
-	})
+	b := newEnd(t, nil)
 	for range 3 {
 		a := newEnd(t, nil)
 		a.linkTo(t, b)
@@ -323,8 +321,9 @@ func TestProcessesThatAreGoneAreForgotten(t *testing.T) {
 		require.Error(t, b.awaitLoss(t))
 		b.Forget(b.linkOf(t, again))
 	}
-	i := introduction{from: Identity{1}, to: b.id, attempt: 1, data: 2}
-	proved(t, b, i) // the first connection of a link that is never complete
-	require.Equal(t, 1, known(b))
-	require.Eventually(t, func() bool { return known(b) == 0 }, soon, time.Millisecond)
+	hasty := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: 2 * time.Second} })
+	i := introduction{from: Identity{1}, to: hasty.id, attempt: 1, data: 2}
+	proved(t, hasty, i) // the first connection of a link that is never complete
+	require.Equal(t, 1, known(hasty))
+	require.Eventually(t, func() bool { return known(hasty) == 0 }, soon, time.Millisecond)
 }

@@ -245,6 +245,9 @@ func TestNothingIsReadBehindAPanic(t *testing.T) {
 	require.NoError(t, there.Send(1, message(1), make([]byte, 100)))
 	_ = there.Send(1, message(2), make([]byte, 100)) // the other end may be gone
 	require.Eventually(t, func() bool { back.PollData(); return back.Err() != nil }, soon, time.Millisecond)
+	for range 3 {
+		_, _, _ = back.conns[1].poll()
+	}
 	require.ErrorContains(t, b.awaitLoss(t), "panic: no such place")
 	require.Equal(t, 1, calls)
 }

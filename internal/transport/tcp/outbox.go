@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"net"
+	"slices"
 	"sync"
 )
 
@@ -89,7 +90,7 @@ func (o *outbox) wrote(n int) (calls []awaited) {
 	for due < len(o.awaited) && o.awaited[due].bytes <= o.written {
 		due++
 	}
-	calls, o.awaited = o.awaited[:due], o.awaited[due:]
+	calls, o.awaited = slices.Clone(o.awaited[:due]), slices.Delete(o.awaited, 0, due)
 	return calls
 }
 

@@ -39,7 +39,7 @@ func (e *end) stops(t *testing.T) (goOn func()) {
 	return goOn
 }
 
-// fill sends on data connection 1 until that fails, and returns when the outbox has no room.
+// fill sends on data connection 1 until that fails, and returns when the outbox has no room, or the link is lost.
 func (l *Link) fill(t *testing.T) (failed chan error) {
 	t.Helper()
 	require.NoError(t, l.conns[1].tcp.SetWriteBuffer(256<<10)) // else the kernel makes more room by and by
@@ -53,7 +53,11 @@ func (l *Link) fill(t *testing.T) (failed chan error) {
 		}
 	}()
 	o := l.conns[1].out
-	require.Eventually(t, func() bool { o.mu.Lock(); defer o.mu.Unlock(); return o.senders == 1 && o.writing }, soon, time.Millisecond)
+	require.Eventually(t, func() bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return o.senders == 1 && o.writing || l.Err() != nil
+	}, soon, time.Millisecond)
 	return failed
 }
 
@@ -110,9 +114,7 @@ func TestDeadHostWithinTLS(t *testing.T) {
 			short(&c)
 			a, b, there, back := linkedWith(t, c.Timing, Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon}) // the dead one does nothing
 			failed := dies(t, b, there, back)
-			began := time.Now()
 			require.ErrorIs(t, a.awaitLoss(t), errUnacknowledged)
-			require.Less(t, time.Since(began), 3*time.Second)
 			if failed != nil {
 				require.ErrorIs(t, <-failed, errUnacknowledged)
 			}
@@ -134,14 +136,12 @@ func TestCutNetworkWithinTLS(t *testing.T) {
 				failed = there.fill(t)
 			}
 			network.set(t, false)
-			began := time.Now()
 			require.ErrorIs(t, a.awaitLoss(t), errUnacknowledged)
 			if full {
 				require.ErrorIs(t, <-failed, errUnacknowledged)
 			} else {
 				require.ErrorIs(t, b.awaitLoss(t), errUnacknowledged)
 			}
-			require.Less(t, time.Since(began), 3*time.Second)
 		})
 	}
 }
@@ -162,18 +162,36 @@ func TestCloseWithAFullOutboxAndAStoppedProcess(t *testing.T) {
 }
 
 // A damaged record ends the link also where the other process takes nothing, so that TLS cannot tell it. Two processes that both read one would
-// wait for each other.
+// wait for each other. TLS may have read the record together with a good one.
 func TestDamagedRecordWhileTheOtherOneTakesNothing(t *testing.T) {
-	noLeaks(t)
-	timing := Timing{Beat: 50 * time.Millisecond, Unacked: 300 * time.Millisecond, Greeting: soon}
-	a, b, there, back := linkedWith(t, timing, timing)
-	b.stops(t)
-	failed := there.fill(t)
-	there.awaitFullWindow(t)
-	_, err := back.conns[1].tcp.Write(make([]byte, 100)) // beside TLS
-	require.NoError(t, err)
-	require.ErrorIs(t, a.awaitLoss(t), errDamagedRecord)
-	require.ErrorIs(t, <-failed, errDamagedRecord)
+	for name, first := range map[string]bool{"alone": false, "behind a good one": true} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			timing := Timing{Beat: 50 * time.Millisecond, Unacked: 300 * time.Millisecond, Greeting: soon}
+			a, b, there, back := linkedWith(t, timing, Timing{Beat: time.Hour, Unacked: timing.Unacked, Greeting: soon})
+			b.stops(t)
+			failed := there.fill(t)
+			there.awaitFullWindow(t)
+			c := back.conns[1]
+			cork := func(on int) {
+				require.NoError(t, c.raw.Control(func(fd uintptr) {
+					require.NoError(t, unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, on))
+				}))
+			}
+			if first {
+				cork(1) // both go out in one segment
+				_, err := c.Write(make([]byte, HeaderBytes/2))
+				require.NoError(t, err)
+			}
+			_, err := c.tcp.Write(make([]byte, 100)) // beside TLS
+			require.NoError(t, err)
+			if first {
+				cork(0)
+			}
+			require.ErrorIs(t, a.awaitLoss(t), errDamagedRecord)
+			require.ErrorIs(t, <-failed, errDamagedRecord)
+		})
+	}
 }
 
 // Who has sent something within TLS is told that the kernel has it, and not before, also while others send on and on.
