@@ -63,6 +63,7 @@ DeviceWork::~DeviceWork() {
     for (std::unique_ptr<c10::Event>& end : endEvents_) {
       static_cast<void>(end.release());
     }
+    static_cast<void>(future_.release()); // it has an event, too
     return;
   }
   store();

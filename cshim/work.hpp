@@ -129,8 +129,8 @@ class Work final : public c10d::Work {
   std::vector<at::Tensor> result() override;
   void synchronize() override;
   // Waits for the operation's end, on a device whose streams can wait for it only in the current stream, so that a later
-  // failure is raised by the group's next operation. One that the group has had already is raised here. kNoTimeout leaves the limit to the operation's own timeout. A timeout that expires raises
-  // and leaves the operation running.
+  // failure is raised by the group's next operation; one that the group has had by now is raised here. kNoTimeout leaves the limit to the
+  // operation's own timeout. A timeout that expires raises and leaves the operation running.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

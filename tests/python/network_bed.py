@@ -36,7 +36,7 @@ MOST_HOSTS = 254
 BURST = "96kb"
 QUEUE = "10ms"
 
-PATIENCE_S = 10.0  # until a rank that is to end is killed
+END_S = 10.0  # until a rank that is to end is killed
 
 _numbers = itertools.count()
 
@@ -205,7 +205,7 @@ def start(network: Network, ranks: int, words: list[str]) -> int:
             each.terminate()
         for each in running:
             with suppress(subprocess.TimeoutExpired):
-                each.wait(PATIENCE_S)
+                each.wait(END_S)
             each.kill()
             each.wait()
 
