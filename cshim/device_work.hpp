@@ -63,8 +63,8 @@ class DeviceWork {
     return joined_;
   }
 
-  // Returns a Future that is complete, with an event behind this operation and none behind it; null where no stream is behind the whole
-  // operation alone, or promise() was not called. Requires: joined().
+  // Returns a complete Future whose waiters wait for this operation and for nothing that was issued later; null where the operation has
+  // several streams, or promise() was not called. Requires: joined().
   const c10::intrusive_ptr<c10::ivalue::Future>& future() const {
     return future_;
   }

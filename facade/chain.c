@@ -12,6 +12,7 @@
 
 /* Whether a communicator becomes of a job. */
 static bool makes(const job *j) { return j->kind == JOB_JOIN || j->child != NULL; }
+
 /* Runs a job and tells the end. */
 static void run(job *j) {
   j->result = job_run(j);
@@ -132,9 +133,8 @@ static facade_result run_all(job *list) {
       add_result(&result, RESULT_IN_PROGRESS);
     }
   }
-  while (
-      list !=
-      NULL) { /* a chain that runs may free its jobs that nobody waits for, so both lists are made of the rest first */
+  /* A chain that runs may free its jobs that nobody waits for, so both lists are made of the rest first. */
+  while (list != NULL) {
     job *j = list;
     list = j->next;
     j->next = NULL;

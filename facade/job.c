@@ -19,7 +19,6 @@ void job_take_place(job *j) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-/* Counts a job with calls. Requires: it has its communicator. */
 void job_begin(job *j) {
   pthread_mutex_lock(&comm_lock);
   j->comm->in_progress++;
@@ -28,7 +27,6 @@ void job_begin(job *j) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-/* Takes a job that has ended off the count and the list of its communicator. */
 void job_ended(job *j) {
   if (!j->derives && !j->in_progress) return;
   pthread_mutex_lock(&comm_lock);

@@ -63,6 +63,25 @@ def future_orders_the_stream() -> None:
     expect(chained.wait(), 2 * SUM)
 
 
+def received_rows_come_home() -> None:
+    """What comes for rows that are not contiguous is copied there once, and whoever waits comes behind the copy."""
+    backend = create_comm_backend("sagecomm")
+    other = 1 - backend.rank
+    x, rows = full(0), torch.zeros(N, 2, device=accelerator())
+    torch.accelerator.synchronize()
+    with held(main_stream()):
+        x += mine()
+        receiving = backend.irecv(rows[:, 1], other)
+        sending = backend.isend(x, other)
+        future = receiving.get_future()
+    receiving.wait()
+    y = rows * 2
+    expect(y[:, 1], 2 * (3 - mine()))
+    expect(y[:, 0], 0)
+    expect(future.wait()[0], 3 - mine())
+    sending.wait()
+
+
 def fused() -> None:
     """Tensors of the device and of the host in one buffer, of several types, at once and asynchronously."""
     buffer = CommFusionBuffer()
@@ -165,6 +184,7 @@ def gradients() -> None:
 PROGRAMS: list[Callable[[], Any]] = [
     operations,
     future_orders_the_stream,
+    received_rows_come_home,
     fused,
     staged_by_gloo,
     refused,
