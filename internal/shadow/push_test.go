@@ -28,7 +28,7 @@ func TestPushSendsWithoutThePumpAndDoesNotWait(t *testing.T) {
 		fifo.Written().Store(at + runner.FrameBytes(pieceBytes))
 		return at + runner.FrameBytes(pieceBytes)
 	}
-	ofPump := a.deafen()
+	hear := a.deafen(t)
 	at := put(0, 1)
 	a.pair.Push()
 	require.Empty(t, a.pair.bell, "the pump was not rung")
@@ -47,7 +47,7 @@ func TestPushSendsWithoutThePumpAndDoesNotWait(t *testing.T) {
 	at = put(at, frames+1)
 	a.pair.Push()
 	require.Len(t, a.pair.bell, 1, "the pump has to look again")
-	ofPump.ring()
+	hear()
 	require.LessOrEqual(t, host.out.pushed.Load(), last)
 	a.pair.turn.Unlock()
 	b.goOn()
@@ -68,7 +68,7 @@ func TestPushBehindAGoodbye(t *testing.T) {
 	a.pair.turn.Lock()
 	a.pair.leaving = true
 	a.pair.turn.Unlock()
-	a.deafen()
+	a.deafen(t)
 	a.pair.Push()
 	require.Len(t, a.pair.bell, 1)
 }
@@ -93,18 +93,18 @@ func TestPushTakesBackWhatIsNotSent(t *testing.T) {
 		}
 		return full == 3
 	}, soon, time.Millisecond)
+	hear := a.deafen(t)
 	host := &a.pair.lanes[runner.HostLane]
 	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
 	host.own.Channel(1, 0).Store(offset)
 	place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
 	*place.Bytes = 8
 	place.Filled.Store(1)
-	ofPump := a.deafen()
 	require.False(t, a.pair.tryPush())
 	require.Zero(t, host.channels[0].sent.Load())
 	require.Empty(t, a.pair.bell)
 	a.pair.Push()
-	ofPump.ring()
+	hear()
 	b.goOn()
 	require.Eventually(t, func() bool { return runner.SentOf(b.pair.lanes[0].channels[0].in).Load() == 1 }, soon, time.Millisecond)
 	require.Equal(t, uint64(1), host.channels[0].sent.Load())
@@ -114,6 +114,7 @@ func TestPushTakesBackWhatIsNotSent(t *testing.T) {
 func TestWhoPollsSendsWhatWasNotSent(t *testing.T) {
 	for _, stops := range []bool{false, true} {
 		a, b := pairThatSleeps(t)
+		a.deafen(t)
 		host := &a.pair.lanes[runner.HostLane]
 		offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
 		host.own.Channel(1, 0).Store(offset)
@@ -121,7 +122,6 @@ func TestWhoPollsSendsWhatWasNotSent(t *testing.T) {
 		*place.Bytes = 8
 		place.Filled.Store(1)
 		a.pair.Attend(true)
-		a.deafen()
 		a.pair.turn.Lock()
 		a.pair.Push()
 		a.pair.turn.Unlock()

@@ -18,10 +18,27 @@ func pairThatSleeps(t *testing.T) (a, b *end) {
 	return pairOfEnds(t, func(e *end) { e.Set.sleep = time.Hour })
 }
 
-// deafen gives the pair a bell that nobody hears, and returns the pump's.
-func (e *end) deafen() (ofPump bell) {
-	ofPump, e.pair.bell = e.pair.bell, newBell()
-	return ofPump
+// deafen gives the pair a bell that nobody hears, and takes the pair from its pump, which looks at it no more when deafen returns. It returns what
+// gives the pair back, and lets the pump look.
+func (e *end) deafen(t *testing.T) (hear func()) {
+	t.Helper()
+	e.Set.mu.Lock()
+	m := e.Set.pumps[e.pair.Link]
+	e.Set.mu.Unlock()
+	m.mu.Lock()
+	pairs := m.pairs
+	m.pairs = nil
+	m.mu.Unlock()
+	m.bell.ring()
+	// The pump hears when its look has ended, and then reads the empty list.
+	require.Eventually(t, func() bool { return len(m.bell) == 0 }, soon, time.Millisecond)
+	e.pair.bell = newBell()
+	return func() {
+		m.mu.Lock()
+		m.pairs = pairs
+		m.mu.Unlock()
+		m.bell.ring()
+	}
 }
 
 // bells are those of a process: of its engine, and of threads that wait for p2p operations.
