@@ -3,7 +3,8 @@ an interface of each host, as between machines, and can be cut off.
 
 The switch is a namespace too, so beds do not see each other, and a process that is killed leaves nothing but names.
 It needs root and iproute2; why_not() says what lacks. Cables may have a rate, for which the kernel must have the token
-bucket filter (tbf); why_no_rate() says what lacks.
+bucket filter (tbf); why_no_rate() says what lacks. They may have a delay and lose frames (slow_cable.py), for which the
+kernel must have tap devices; why_no_delay() says what lacks.
 
 As a program it starts a command for each rank, with those variables of torchrun that name ranks, on hosts of such a
 network:
@@ -17,6 +18,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -25,6 +27,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 NETWORK = "10.77.0"  # of each bed, behind its own switch
@@ -96,19 +99,52 @@ def why_no_rate() -> str:
         return f"interfaces cannot have a rate: {error}"
 
 
+@cache
+def why_no_delay() -> str:
+    """Why cables can have no delay, "" if they can."""
+    if why := why_not():
+        return why
+    try:
+        with trial() as name:
+            ip("-n", name, "tuntap", "add", "dev", "tap0", "mode", "tap")
+            return ""
+    except NetworkError as error:
+        return f"tap devices cannot be made: {error}"
+
+
 def limit(namespace: str, interface: str, rate: str) -> None:
     """Limits what an interface sends."""
     bucket = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
     command("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
 
 
+def slow_cable(one: str, other: str, delay_ms: float, loss: float) -> subprocess.Popen[bytes]:
+    """Starts a cable between two ends, namespace:interface, and returns when both devices are there."""
+    seed = random.randrange(1 << 32)
+    options = ["--delay-ms", str(delay_ms), "--loss", str(loss), "--seed", str(seed)]
+    words = [sys.executable, str(Path(__file__).with_name("slow_cable.py")), *options, one, other]
+    if loss:
+        print("network_bed.py:", *words[1:])  # the seed
+    cable = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert cable.stdout is not None
+    if cable.stdout.readline() != b"ready\n":
+        cable.kill()
+        cable.communicate()
+        raise NetworkError(f"there is no cable from {one} to {other}")
+    return cable
+
+
 class Network:
     """A number of hosts. Host 0 has address(0), and so on. Each cable lets `rate` pass in each direction, such as 1gbit
-    (tc(8) has the units); without one, as much as the machine can."""
+    (tc(8) has the units); without one, as much as the machine can. What crosses it comes `delay_ms` later in each
+    direction, and that part `loss` of its frames is lost."""
 
-    def __init__(self, hosts: int, rate: str = "") -> None:
+    def __init__(self, hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0) -> None:
         self.hosts = hosts
         self.rate = rate
+        self.delay_ms = delay_ms
+        self.loss = loss
+        self._cables: list[subprocess.Popen[bytes]] = []
         self._prefix = f"sagecomm-{os.getpid()}-{next(_numbers)}"
         self._switch = f"{self._prefix}-switch"
         try:
@@ -124,7 +160,10 @@ class Network:
     def _connect(self, host: int) -> None:
         name = self.namespace(host)
         ip("netns", "add", name)
-        ip("-n", self._switch, "link", "add", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
+        if self.delay_ms or self.loss:
+            self._cables.append(slow_cable(f"{name}:eth0", f"{self._switch}:port{host}", self.delay_ms, self.loss))
+        else:
+            ip("-n", self._switch, "link", "add", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
         ip("-n", self._switch, "link", "set", f"port{host}", "master", "switch", "up")
         ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
         ip("-n", name, "link", "set", "eth0", "up")
@@ -165,6 +204,9 @@ class Network:
         return int(interface["stats64"]["tx"]["bytes"])
 
     def close(self) -> None:
+        for cable in self._cables:
+            cable.kill()
+            cable.communicate()
         for name in [*map(self.namespace, range(self.hosts)), self._switch]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
@@ -224,16 +266,21 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="of each host; 1 by default")
     parser.add_argument("--rate", default="", help="of each cable and direction, such as 1gbit; no limit by default")
+    parser.add_argument("--delay-ms", type=float, default=0, help="of each cable and direction")
+    parser.add_argument("--loss", type=float, default=0, help="the part of frames that a cable loses, such as 0.01")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     parsed = parser.parse_args()
     if not parsed.command:
         parser.error("name the command that each rank runs, behind the options")
     if not 1 <= parsed.hosts <= MOST_HOSTS or parsed.ranks < 1:
         parser.error(f"1 to {MOST_HOSTS} hosts, and 1 rank or more of each")
-    if why := why_no_rate() if parsed.rate else why_not():
+    if parsed.delay_ms < 0 or not 0 <= parsed.loss < 1:
+        parser.error("a delay of 0 ms or more, and a loss of 0 or more, below 1")
+    slow = parsed.delay_ms or parsed.loss
+    if why := why_not() or (parsed.rate and why_no_rate()) or (slow and why_no_delay()):
         parser.error(why)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that ranks and namespaces go too
-    with Network(parsed.hosts, parsed.rate) as network:
+    with Network(parsed.hosts, parsed.rate, parsed.delay_ms, parsed.loss) as network:
         status = start(network, parsed.ranks, parsed.command)
         if status == 0:
             print(*(f"host {host} has sent {network.sent(host)} bytes" for host in range(network.hosts)), sep="\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import network_bed
+import sagecomm
 from failing import backend, caught
 from network_bed import Network
 from programs import Signals, in_background, report
@@ -23,7 +26,10 @@ pytestmark = [
     pytest.mark.skipif(bool(why := network_bed.why_not()), reason=why),
 ]
 
+needs_delay = pytest.mark.skipif(bool(why := network_bed.why_no_delay()), reason=why)
+
 CUT_S = 3.0  # until a cut is a failure on all ranks
+SLOW_MS = 10  # of a cable, each way, so that an answer from another host comes after 40
 SUM = 4 << 20  # bytes that are summed to see what crosses
 
 
@@ -31,8 +37,8 @@ SUM = 4 << 20  # bytes that are summed to see what crosses
 def network() -> Iterator[Callable[..., Network]]:
     made: list[Network] = []
 
-    def make(hosts: int, rate: str = "") -> Network:
-        made.append(Network(hosts, rate))
+    def make(hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0) -> Network:
+        made.append(Network(hosts, rate, delay_ms, loss))
         return made[-1]
 
     yield make
@@ -91,6 +97,29 @@ def test_operations_over_cables_with_a_rate(network, fresh_world, sizes):
     assert ranks.run(everything, store=served_by_host_0) == [once * 3] * size
 
 
+@needs_delay
+def test_operations_over_cables_that_lose_frames(network, fresh_world):
+    """The kernel sends again what is lost, later and later, and no host counts as dead for that."""
+    ranks = fresh_world(4, network(2, delay_ms=SLOW_MS, loss=0.02).environments(2, 2))
+    once = [6, 3, *range(4)]
+    for _ in range(3):
+        assert ranks.run(everything, store=served_by_host_0) == [once * 3] * 4
+
+
+def latency() -> float:
+    """Seconds that the choice of algorithms counts for the way to the other host."""
+    dist.barrier()  # rank 0 has the store
+    return sagecomm.explain("all_reduce", 8)["parameters"]["network.latency"]
+
+
+@needs_delay
+def test_the_probe_finds_a_delay(network, fresh_world):
+    """In 40 ms there and back no burst is measured. The kernel knows the way, of which at most 6.4 ms count."""
+    environments = network(2, delay_ms=SLOW_MS).environments(1, 1)
+    ranks = fresh_world(2, [each | {"SAGECOMM_PROBE": "on"} for each in environments])
+    assert ranks.run(latency, store=served_by_host_0) == [pytest.approx(6.4e-3)] * 2
+
+
 def long_sums(calls: int) -> None:
     for _ in range(calls):
         t = torch.ones(SUM // 4)
@@ -137,14 +166,16 @@ def until_cut(path: str) -> dict[str, Any]:
     }
 
 
-def cut(ranks: World, signals: Signals, do: Callable[[], None]) -> list[dict[str, Any]]:
-    """What each rank was told behind a cut, all of them within the bound."""
+def cut(ranks: World, signals: Signals, do: Callable[[], None], dies: int | None = None) -> list[dict[str, Any]]:
+    """What each rank was told behind a cut, all of them within the bound. One rank may die in it."""
     outcomes = in_background(ranks, until_cut, signals.path, store=served_by_host_0)
     signals.await_many(ranks.size)
     time.sleep(0.2)  # some sums
     cut_at = time.monotonic()
     do()
     answers = outcomes.result(120)
+    if dies is not None:
+        del answers[dies]
     for outcome in answers:
         assert isinstance(outcome, Outcome)
         assert outcome.ok, f"rank {outcome.rank}:\n{outcome.trace}"
@@ -168,6 +199,23 @@ def test_a_pulled_cable(network, fresh_world, signals):
     answers = cut(ranks, signals, lambda: hosts.pull(1))
     one_cause(answers, [0, 1], {2, 3})
     one_cause(answers, [2, 3], {0, 1})
+
+
+@needs_delay
+def test_a_pulled_cable_of_slow_ones(network, fresh_world, signals):
+    hosts = network(2, delay_ms=SLOW_MS, loss=0.01)
+    ranks = fresh_world(3, hosts.environments(2, 1))
+    answers = cut(ranks, signals, lambda: hosts.pull(1))
+    one_cause(answers, [0, 1], {2})
+    one_cause(answers, [2], {0, 1})
+
+
+@needs_delay
+def test_a_death_behind_slow_cables(network, fresh_world, signals):
+    hosts = network(2, delay_ms=SLOW_MS, loss=0.01)
+    ranks = fresh_world(3, hosts.environments(1, 2))
+    answers = cut(ranks, signals, lambda: os.kill(ranks.pids()[2], SIGKILL), dies=2)
+    one_cause(answers, [0, 1], {2})
 
 
 def test_a_host_that_is_heard_and_does_not_hear(network, fresh_world, signals):
