@@ -76,7 +76,9 @@ type probedLinks struct {
 	Step     float64 `json:"step,omitempty"`
 	Byte     float64 `json:"byte,omitempty"`
 	Pairs    int     `json:"pairs"`
-	Measured int     `json:"measured"` // of these pairs; the defaults stand for the others, but for a latency that the kernel knows
+	Measured int     `json:"measured"` // of these pairs; the defaults stand for the others
+	// LatencyKnown is of how many of the others the kernel knows a latency that is longer than the default, and counts.
+	LatencyKnown int `json:"latency_known,omitempty"`
 }
 
 // engineCandidate is an engine of an [Explanation], which has the most preferred one first.

@@ -202,25 +202,24 @@ func (g *Group) probedLinks() *probedLinks {
 		return nil
 	}
 	l := g.probed.worst.link()
-	return &probedLinks{l.Latency, l.Step, l.Byte, g.probed.pairs, g.probed.measured}
+	return &probedLinks{l.Latency, l.Step, l.Byte, g.probed.pairs, g.probed.measured, g.probed.parts}
 }
 
 // describeProbe returns what the group predicts messages between hosts by, for logs.
 func (g *Group) describeProbe() string {
-	network := g.selector.Params().Network
-	text := "messages between hosts: " + algo.NetworkSettings(network, 7)
-	parts := ""
-	if g.probed.parts > 0 {
-		parts = fmt.Sprintf("; of %s of hosts only the latency is known", coll.Count(g.probed.parts, "pair"))
+	p, network := g.probed, g.selector.Params().Network
+	measured, others, keeps := "not measured", "", ""
+	if p.measured > 0 {
+		measured = fmt.Sprintf("measured: %s, the highest of %d of %s of hosts", algo.NetworkSettings(p.worst.link(), 3), p.measured, coll.Count(p.pairs, "pair"))
 	}
-	if g.probed.measured == 0 {
-		return text + "; not measured" + parts
+	if p.parts > 0 {
+		others = fmt.Sprintf("; of %s of hosts only the latency is known", coll.Count(p.parts, "pair"))
 	}
-	others := parts
-	if g.probed.measured+g.probed.parts < g.probed.pairs {
+	if p.measured > 0 && p.measured+p.parts < p.pairs {
 		others += "; the others count with the defaults"
 	}
-	return fmt.Sprintf("%s; measured: %s, the highest of %d of %s of hosts%s; SAGECOMM_TUNE=%q keeps these choices",
-		text, algo.NetworkSettings(g.probed.worst.link(), 3), g.probed.measured, coll.Count(g.probed.pairs, "pair"), others,
-		algo.KeepNetwork(g.tuningSettings.text, network))
+	if p.measured+p.parts > 0 {
+		keeps = fmt.Sprintf("; SAGECOMM_TUNE=%q keeps these choices", algo.KeepNetwork(g.tuningSettings.text, network))
+	}
+	return fmt.Sprintf("messages between hosts: %s; %s%s%s", algo.NetworkSettings(network, 7), measured, others, keeps)
 }

@@ -328,7 +328,8 @@ func TestPairsOfHostsOfWhichNothingFollowsAreTriedLater(t *testing.T) {
 			if c.first.Network > 0 {
 				require.Equal(t, 1, probed.parts)
 				require.Equal(t, networkOctaves{4, 0, 0}, probed.octaves)
-				require.Contains(t, first.groups[0].describeProbe(), "; of 1 pair of hosts only the latency is known")
+				require.Contains(t, first.groups[0].describeProbe(), "; of 1 pair of hosts only the latency is known; SAGECOMM_TUNE=")
+				require.Equal(t, &probedLinks{Pairs: 1, LatencyKnown: 1}, first.groups[0].probedLinks())
 			}
 			second := groupOver(t, "01", nil)
 			requireAlike(t, second)

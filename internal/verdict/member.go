@@ -262,6 +262,7 @@ func (m *Member) collected(f Frame) {
 	}
 	if m.noStore {
 		m.promise(f.Ballot)
+		m.act() // the owner may be lost already
 		return
 	}
 	m.asked = max(m.asked, f.Ballot)

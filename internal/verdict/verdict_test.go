@@ -460,6 +460,18 @@ func TestNothingIsSentToWhoHasLeft(t *testing.T) {
 	}
 }
 
+// COLLECT may be passed on, and come, when its owner is lost already. The member goes on with the record.
+func TestCollectOfAnOwnerThatIsLost(t *testing.T) {
+	m := New(2, 3)
+	m.StoreLost()
+	m.LinkLost(0)
+	require.NoError(t, m.Take(Frame{Kind: Lost, From: 0, Ends: [2]int{0, 2}}, 1))
+	m.Left(1) // member 0 cannot be reached any more
+	require.Empty(t, m.Verdict())
+	require.NoError(t, m.Take(Frame{Kind: Collect, From: 0, To: 2, Hops: 2, Ballot: 1, Record: "x"}, 1))
+	require.Equal(t, "x", m.Verdict())
+}
+
 // However many links are lost, paths are sought once and what others wait for is sent again once, unless a frame comes in between that is taken by
 // what is known then.
 func TestManyLostLinksAtOnce(t *testing.T) {

@@ -340,6 +340,7 @@ func (t *turn) take(i, from int, f verdictFrame) {
 			return
 		}
 		t.promise(i, f.ballot, m.verdict)
+		t.act(i) // the owner may be lost already
 	case promiseFrame:
 		if !m.asks || f.ballot != m.promised {
 			return

@@ -259,4 +259,11 @@ def test_it_shows_what_messages_between_hosts_cost():
         assert lines[lines.index(used) + 1] == said
     nothing = {"probed_links": {"pairs": 3, "measured": 0}}
     assert f"{used}; not measured" in _explain.text(answer | nothing).splitlines()
+    known = "; of 1 pair of hosts only the latency is known"
+    nothing["probed_links"]["latency_known"] = 1
+    assert f"{used}; not measured{known}" in _explain.text(answer | nothing).splitlines()
+    for measured, rest in {1: "; the others count with the defaults", 2: ""}.items():
+        of = {"probed_links": probed | {"measured": measured, "latency_known": 1}}
+        said = f"Measured, the highest of {measured} of 3 pairs of hosts: {costs}{known}{rest}"
+        assert said in _explain.text(answer | of).splitlines()
     assert "Between hosts" not in programs.command("explain", "all_reduce", "--ranks", "4").said

@@ -30,14 +30,15 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         `bytes`, `ranks`, `hosts`; `parameters` of the prediction, in seconds, by their names in SAGECOMM_TUNE. Where
         the group is on several hosts, `probed_links`: of how many `pairs` of hosts how many were `measured`, and if any
         were, the highest of what was measured, before it was rounded, as `latency`, `step` and `byte` in seconds; the
-        other pairs count with the defaults. Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share
-        collectives, in words. With `device`, `engine`, and `engines`: one for each engine, the most preferred one
-        first, with `engine`, `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where
-        there are several ranks: what the ranks told each other of the links between their devices when the group was
-        made, one for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and
-        as expectations `latency` in seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and
-        `device_table` are what `candidates` and `table` are, for slots in the memory of the devices; for a rooted
-        collective those of root 0. All ranks of a group get the same answer.
+        other pairs count with the defaults, but for a latency that the kernel knows of `latency_known` of them.
+        Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share collectives, in words. With
+        `device`, `engine`, and `engines`: one for each engine, the most preferred one first, with `engine`,
+        `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where there are several
+        ranks: what the ranks told each other of the links between their devices when the group was made, one
+        for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and as
+        expectations `latency` in seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and
+        `device_table` are what `candidates` and `table` are, for slots in the memory of the devices; for a
+        rooted collective those of root 0. All ranks of a group get the same answer.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
@@ -90,10 +91,15 @@ def _between_hosts(answer: dict[str, Any]) -> list[str]:
     used = {name: answer["parameters"][f"network.{name}"] for name in ("latency", "step", "byte")}
     lines = [f"Between hosts a message is taken to cost: {_message(used)}"]
     probed = answer.get("probed_links")
-    if probed is None or not probed["measured"]:
+    if probed is None:
         return [f"{lines[0]}; not measured"]
+    known = probed.get("latency_known", 0)
+    others = f"; of {many(known, 'pair')} of hosts only the latency is known" if known else ""
+    if not probed["measured"]:
+        return [f"{lines[0]}; not measured{others}"]
     of = f"{probed['measured']} of {many(probed['pairs'], 'pair')} of hosts"
-    others = "; the others count with the defaults" if probed["measured"] < probed["pairs"] else ""
+    if probed["measured"] + known < probed["pairs"]:
+        others += "; the others count with the defaults"
     return [*lines, f"Measured, the highest of {of}: {_message(probed)}{others}"]
 
 

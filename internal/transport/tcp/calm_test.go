@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // While a thread polls, the goroutine is not woken for a frame. It is when much is waiting, and for what came before when the thread ends.
@@ -38,6 +39,17 @@ func TestCalmWakesNobodyForAFewBytes(t *testing.T) {
 	b.await(t, 3+many)
 }
 
+// ofSocket returns an option of the first data connection.
+func ofSocket(t *testing.T, l *Link, option int) (value int) {
+	raw, err := l.conns[1].tcp.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		value, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, option)
+	}))
+	require.NoError(t, err)
+	return value
+}
+
 // The mark is below what the buffer of the socket holds, so a sender that needs room is not held up by threads that do not poll for a while.
 func TestCalmWithASmallBuffer(t *testing.T) {
 	noLeaks(t)
@@ -45,6 +57,9 @@ func TestCalmWithASmallBuffer(t *testing.T) {
 	there, back := a.linkTo(t, b), b.linkOf(t, a)
 	require.NoError(t, back.conns[1].tcp.SetReadBuffer(calmBytes/8))
 	back.Calm(true)
+	buffer, mark := ofSocket(t, back, unix.SO_RCVBUF), ofSocket(t, back, unix.SO_RCVLOWAT)
+	require.Greater(t, mark, 1)
+	require.LessOrEqual(t, mark, buffer/2, "the kernel bounds the mark by its buffer")
 	const many = 200
 	sent := make(chan error, 1)
 	go func() {

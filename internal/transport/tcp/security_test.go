@@ -181,8 +181,8 @@ func TestManyProcessesDialAtOnce(t *testing.T) {
 	noLeaks(t)
 	const dialers = DefaultStrangers + 44
 	var limit unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	if need := uint64(2*dialers + 200); limit.Cur < need { // both ends, and what other tests have
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)) // Go has raised it as far as it may
+	if need := uint64(2*dialers + 200); limit.Cur < need {         // both ends, and what other tests have
 		t.Skipf("it needs %d descriptors, and may have %d", need, limit.Cur)
 	}
 	b := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Hour} })
