@@ -52,7 +52,8 @@ func TestControlTimeoutNamesWhoHasNotArrived(t *testing.T) {
 
 // A rank that waits in an exchange has not come to a collective.
 func TestTimeoutNamesTheExchangeOfAnAbsentRank(t *testing.T) {
-	w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+	w := newWorld(t, 2)
+	require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
 	list := w.eachFailure(func(g *Group) *coll.Failure {
 		if g.rank == 1 {
 			_, f := g.exchange(topicEngine, "devices of rank 1", nil, opTimeout)

@@ -218,7 +218,7 @@ func notLate(t *testing.T, try func(t *testing.T) (late bool)) {
 			return
 		}
 	}
-	t.Fatal("ranks answer late in each of 5 tries")
+	t.Fatal("the machine was too slow in each of 5 tries")
 }
 
 // saysSilent reports whether a failure says of a rank that it does not answer.

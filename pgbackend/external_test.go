@@ -85,7 +85,9 @@ func externalWorld(t *testing.T, n int, timeout time.Duration) (*world, func(g *
 	deviceEngines["staged"] = registeredEngine{absent: staged.absent, open: func(_ *Group, run *runner.Group) (engine.Engine, error) {
 		return newExternalEngine(run)
 	}}
-	return newWorldWith(t, n, timeout, nil), func(g *Group) *externalEngine { return g.device.Load().engine.(*externalEngine) }
+	w := newWorld(t, n)
+	w.each(func(g *Group) error { return g.SetTimeout(timeout) })
+	return w, func(g *Group) *externalEngine { return g.device.Load().engine.(*externalEngine) }
 }
 
 // Each operation completes when its stream does, in any order, and waits for no peer.

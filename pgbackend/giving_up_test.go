@@ -13,7 +13,6 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
-	"sagecomm/internal/runner"
 )
 
 // A rank that gives up leaves no file and no arena behind, whichever step its peer did not reach.
@@ -132,6 +131,15 @@ func (s meetingStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.lateStore.Get(key, timeout)
 }
 
+// keptOf returns how many bytes a rank may keep of such a group, which has no large slots yet, for each of the last ones that it gave up.
+func keptOf(g *Group) (bytes int64) {
+	m := g.memory
+	for _, r := range append(m.ranges[:len(m.ranges):len(m.ranges)], m.control) {
+		bytes += r.Len + 4096
+	}
+	return bytes
+}
+
 // Ranks that all give up do not learn of each other. They still free their memory, except for a few shared blocks.
 func TestAllGiveUp(t *testing.T) {
 	dir := t.TempDir()
@@ -148,11 +156,7 @@ func TestAllGiveUp(t *testing.T) {
 		attempt(options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
 	}
 	newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
-	var each int64 // bytes of a group, which a rank may keep for each of the last groups that it gave up
-	m := newWorld(t, 2).groups[0].memory
-	for _, r := range append(m.ranges[:len(m.ranges):len(m.ranges)], m.control) {
-		each += r.Len + 4096
-	}
+	each := keptOf(newWorld(t, 2).groups[0])
 	before := inUse(t)
 	for round := range 40 {
 		attempt(nil)
@@ -212,6 +216,7 @@ func TestHalfMadeGroup(t *testing.T) {
 		t.Error(gaveUp)
 	}
 	w := newWorld(t, 2)
+	each := keptOf(w.groups[0])
 	began := time.Now()
 	if err := expect(sum(joined, 1), coll.PeerFailure, `group "half": rank 0 (host `, "gave up while the group was made", "have not arrived"); err != nil {
 		t.Error(err)
@@ -226,7 +231,7 @@ func TestHalfMadeGroup(t *testing.T) {
 	w.destroy()
 	Get().sweep()
 	// The shared block of the rank that gave up stays, in place of an older one if there are some (tombs).
-	if now := inUse(t); now > before+runner.SharedBlockBytes(2)+4096 {
+	if now := inUse(t); now > before+each {
 		t.Errorf("%d bytes in use, %d before", now, before)
 	}
 }

@@ -293,6 +293,7 @@ func TestComparisonOfCallsOverHosts(t *testing.T) {
 
 // A timeout names the rank that did not come, and its last call.
 func TestTimeoutOverHosts(t *testing.T) {
+	patient(t, time.Second)
 	w := newHostsWorld(t, "01")
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
 	require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))

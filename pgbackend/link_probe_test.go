@@ -142,6 +142,7 @@ func TestRanksChooseByTheSlowestLink(t *testing.T) {
 		n := float64(links.Add(1)) // each measures something else
 		return tcp.Costs{RoundTrip: n * 1e-3, Frame: 0.5e-6 / n, Byte: n * 1e-9}
 	})
+	withLimits(t, linkProbeLimit, opTimeout)
 	w := groupOver(t, "001232", nil)
 	requireAlike(t, w)
 	require.EqualValues(t, 6, links.Load())
@@ -180,6 +181,7 @@ func TestLinksThatAreNotMeasured(t *testing.T) {
 		links.Add(1)
 		return tcp.Costs{RoundTrip: 1e-3, Frame: 20e-6, Byte: 5e-9}
 	})
+	withLimits(t, linkProbeLimit, opTimeout)
 	step := options{"tune_file": tuningFile(t, algo.Entry{Machine: Machine(), Params: map[string]string{"network.step": "7us"}})}
 	step["tune"] = "network.latency=1us;all_to_all:pairwise;network.byte=1ns"
 	all := groupOver(t, "01", step)

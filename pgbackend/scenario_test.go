@@ -27,7 +27,8 @@ import (
 //
 // A scenario begins with a line "== NAME". Lines that begin with # explain it. Then come, one a line:
 //
-//	ranks N, timeout D           of the group; 2 ranks without it
+//	ranks N                      of the group; 2 without it
+//	timeout D                    of its making, and of its operations; behind calls, of those that follow
 //	rank R sets NAME=VALUE       an option of the group on that rank; `all set NAME=VALUE` on every rank
 //	rank R is absent             it does not create the group
 //	all: CALL                    every rank makes the call and waits for it
@@ -202,6 +203,11 @@ func (p *play) step(line string) error {
 		return err
 	case words[0] == "timeout":
 		p.timeout, err = time.ParseDuration(words[1])
+		for _, g := range p.groups {
+			if err == nil && g != nil {
+				err = g.SetTimeout(p.timeout)
+			}
+		}
 		return err
 	case words[0] == "all:" || words[0] == "all":
 		for rank := range p.size {
@@ -230,6 +236,9 @@ func (p *play) stepOf(rank int, action string) error {
 		p.create()
 	}
 	g := p.groups[rank]
+	if g == nil {
+		return errors.New("the rank has no group")
+	}
 	switch verb {
 	case "aborts":
 		g.Abort(rest)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 )
 
@@ -182,7 +184,8 @@ func TestRecvWhoseStreamIsLate(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
 		devices := fakeDevices(t, 2, 12, waits)
-		w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+		w := newWorld(t, 2)
+		require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
 		w.each(func(g *Group) error {
 			d := devices[g.rank]
 			want := payload(1, 0, 0, 2<<20)
@@ -223,7 +226,8 @@ func TestTimeoutOfP2PBeginsWithTheStream(t *testing.T) {
 			t.Run(kind.String(), func(t *testing.T) {
 				useNewPool(t)
 				devices := fakeDevices(t, 2, 13, waits)
-				w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+				w := newWorld(t, 2)
+				require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
 				w.each(func(g *Group) error {
 					if g.rank == 1 {
 						return nil
@@ -256,7 +260,9 @@ func TestTimeoutOfRecvNamesTheStreamThatIsLate(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
 		devices := fakeDevices(t, 2, 18, waits)
-		w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+		w := newWorld(t, 2)
+		require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
+		sent := make(chan struct{})
 		w.each(func(g *Group) error {
 			d := devices[g.rank]
 			var work deviceWork
@@ -264,7 +270,9 @@ func TestTimeoutOfRecvNamesTheStreamThatIsLate(t *testing.T) {
 			if g.rank == 1 {
 				d.hold(true)
 				work, f = sendOn(g, d, 0, 0, make([]byte, 100))
+				close(sent)
 			} else {
+				<-sent
 				work, _, f = recvOn(g, d, 1, 0, 100)
 			}
 			if f != nil {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/runner"
@@ -339,7 +341,8 @@ func TestTimeoutBeginsWithTheInput(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
 		devices := fakeDevices(t, 2, 6, waits)
-		w := newWorldWith(t, 2, 300*time.Millisecond, nil)
+		w := newWorld(t, 2)
+		require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
 		w.each(func(g *Group) error {
 			if g.rank == 1 {
 				return nil
@@ -365,12 +368,19 @@ func TestTimeoutNamesTheRankWhoseStreamIsLate(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
 		devices := fakeDevices(t, 3, 7, waits)
-		w := newWorldWith(t, 3, 300*time.Millisecond, nil)
+		w := newWorld(t, 3)
+		require.NoError(t, w.groups[0].SetTimeout(time.Second))
+		issued := make(chan struct{}, 2)
 		w.each(func(g *Group) error {
 			d := devices[g.rank]
 			b := d.buffer(400)
 			d.hold(g.rank == 2)
+			if g.rank == 0 {
+				<-issued
+				<-issued
+			}
 			work, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+			issued <- struct{}{}
 			if f != nil {
 				return f
 			}

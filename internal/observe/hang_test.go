@@ -119,6 +119,7 @@ func blockedPipe(t *testing.T) (read, write *os.File) {
 func TestLinesNeverBlockAFailure(t *testing.T) {
 	w := newWorld(t, 2, options{"debug": "INFO"})
 	read, write := blockedPipe(t)
+	observe.FlushLog(time.Minute) // of what the groups have printed
 	observe.SetOutput(write)
 	began := time.Now()
 	for i := range 3000 {
@@ -139,6 +140,7 @@ func TestLinesNeverBlockAFailure(t *testing.T) {
 	}()
 	observe.FlushLog(time.Minute)
 	observe.Log("INFO", "the last line")
+	observe.FlushLog(time.Minute)
 	observe.SetOutput(nil)
 	if err := write.Close(); err != nil {
 		t.Error(err)

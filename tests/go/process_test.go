@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,8 +25,26 @@ type process struct {
 	in      *json.Encoder
 	close   func() error
 	reports chan report // closed at the end of its output
-	stderr  strings.Builder
+	stderr  said
 	ended   bool
+}
+
+// said is what a process has said, also while it goes on.
+type said struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *said) Write(part []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(part)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
 }
 
 // start starts size ranks. Whatever is still there at the end of the test is killed.
@@ -122,7 +141,7 @@ func (p *process) kill() {
 		_ = p.cmd.Process.Kill()
 		_ = p.end()
 	}
-	if p.t.Failed() && p.stderr.Len() > 0 {
+	if p.t.Failed() && p.stderr.String() != "" {
 		p.t.Logf("rank %d said:\n%s", p.rank, &p.stderr)
 	}
 }

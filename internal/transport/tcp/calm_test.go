@@ -2,6 +2,8 @@ package tcp
 
 import (
 	"bytes"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ func TestCalmWakesNobodyForAFewBytes(t *testing.T) {
 	there, back := a.linkTo(t, b), b.linkOf(t, a)
 	require.NoError(t, there.Send(1, message(1)))
 	b.await(t, 1)
+	asleep(t)
 	back.Calm(true)
 	require.NoError(t, there.Send(1, message(2), make([]byte, 1000)))
 	require.Never(t, func() bool { return b.count() > 1 }, 100*time.Millisecond, time.Millisecond)
@@ -37,6 +40,20 @@ func TestCalmWakesNobodyForAFewBytes(t *testing.T) {
 	b.await(t, 4)
 	back.Calm(false)
 	b.await(t, 3+many)
+}
+
+// asleep returns when no goroutine that reads a connection runs: each waits for the network.
+func asleep(t *testing.T) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	require.Eventually(t, func() bool {
+		for _, one := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(one, "(*conn).run(") && !strings.Contains(one, "[IO wait") {
+				return false
+			}
+		}
+		return true
+	}, soon, time.Millisecond)
 }
 
 // ofSocket returns an option of the first data connection.

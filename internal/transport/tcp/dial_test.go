@@ -246,14 +246,14 @@ func TestAwait(t *testing.T) {
 // A process that has lost a link, and needs it no longer, makes it anew also where the other one has not noticed the loss.
 func TestDialBeforeTheOtherOneHasNoticedTheLoss(t *testing.T) {
 	noLeaks(t)
-	brief := func(c *Config) {
-		c.Timing = Timing{Beat: time.Hour, Unacked: time.Hour, Greeting: 200 * time.Millisecond}
+	silent := func(greeting time.Duration) func(c *Config) {
+		return func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Hour, Greeting: greeting} }
 	}
-	b := newEnd(t, brief)
-	old := newEnd(t, brief)
+	b := newEnd(t, silent(time.Second))
+	old := newEnd(t, silent(soon))
 	old.linkTo(t, b)
 	link := b.linkOf(t, old)
-	again := newEnd(t, func(c *Config) { brief(c); c.Self = old.id }) // knows of no link
+	again := newEnd(t, func(c *Config) { silent(soon)(c); c.Self = old.id }) // knows of no link
 	_, err := b.dialTo(again)
 	require.NoError(t, err, "b has its link")
 	var made *Link
