@@ -19,7 +19,7 @@ from worlds import World
 
 pytestmark = build_bound
 under_few_schedules = pytest.mark.parametrize("schedule", quickly(FEW[1:2], FEW), ids=str)
-# The checker does not see the order that Go gives its threads in a process with a vendor's library (test_vendor_devices.py).
+# As in test_vendor_devices.py; the ranks choose the engine.
 CLOCKS = {"EMULATOR_HOST_CLOCKS": "thread", "SAGECOMM_ENGINE": "auto"}
 
 
