@@ -3,6 +3,8 @@ programs)."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -38,7 +40,7 @@ def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
 
 @needs_cuda
 @under_few_schedules
-def test_programs_without_waits(cuda_bed: CudaBed, schedule: Schedule) -> None:
+def test_programs_on_cuda_without_waits(cuda_bed: CudaBed, schedule: Schedule) -> None:
     on_cuda(cuda_bed, "under_fake_cuda", schedule, EMULATOR_FAULTS=NO_WAITS)
 
 
@@ -48,3 +50,9 @@ def test_programs_without_waits(cuda_bed: CudaBed, schedule: Schedule) -> None:
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_long_tensors(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
     on_cuda(cuda_bed, "long_under_fake_cuda", schedule, EMULATOR_FAULTS=faults)
+
+
+def test_the_table_of_the_docs_has_each_operation() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/devices.md").read_text()
+    rows = page.partition("| operation | late |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(device_each.OPERATIONS)

@@ -27,6 +27,7 @@ def prepare_rank(*names: str) -> None:
     prepare_vendor(names[dist.get_rank()])
 
 
+@pytest.mark.long
 @under_few_schedules
 def test_an_npu_and_an_mlu(fresh_world: Worlds, schedule: Schedule) -> None:
     names = ("npu", "mlu")
