@@ -15,7 +15,8 @@ import (
 var destroyTimeout = 2 * time.Second
 
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. The
-// wait is bounded and ends when a peer has died; over several hosts it goes on as long as data come or go. While an operation
+// wait is bounded and ends when a peer has died; over several hosts it goes on as long as data come or go. Where tensors are on devices, it
+// goes on as long as peers call collectives, because wait() of an operation that is queued whole has not waited for them. While an operation
 // was called where it had to be and waits for the stream of a device, the bound is the timeout of operations, because nobody
 // may have waited for it on the host; so it is while an error of a vendor's library waits for a failure that explains it. Destroy does
 // not wait until peers destroy the group too: sweep frees memory that they may still touch when they have left or died. Destroy returns
@@ -86,6 +87,7 @@ func (g *Group) settle(late time.Duration) string {
 	moved := g.movedBetweenHosts()
 	began := time.Now()
 	asked, pause, askedAll := began, settleAsks, false
+	called := g.calledOnDevices()
 	for begin := began; g.cause.Load() == nil && g.unfinished() && !g.bereft(); {
 		waits := time.Since(began) < late // for streams
 		if waits && time.Since(asked) >= pause {
@@ -93,6 +95,9 @@ func (g *Group) settle(late time.Duration) string {
 			asked, pause = time.Now(), min(2*pause, settleSeldom)
 		}
 		behind := g.streamIsLate()
+		if now := g.calledOnDevices(); now != called && waits { // peers come to the operations that are left, one after the other
+			begin, called = time.Now(), now
+		}
 		if (behind || g.birth != nil || g.reports()) && waits {
 			begin, askedAll = time.Now(), false
 		} else if time.Since(begin) >= limit {
@@ -161,6 +166,20 @@ func (g *Group) streamIsLate() bool {
 		late = late || d.run.Reached(rank) < mine.Sequence
 	}
 	return called && late
+}
+
+// calledOnDevices returns how many collectives of the device lane all ranks have called, as far as this one knows.
+func (g *Group) calledOnDevices() (n uint64) {
+	d := g.device.Load()
+	if d == nil {
+		return 0
+	}
+	for rank := range g.size {
+		if last, has := d.run.LastIn(runner.DeviceLane, rank); has {
+			n += uint64(last.Sequence)
+		}
+	}
+	return n
 }
 
 // reports reports whether the engine of the device lane has an error that is about to make the group fail.

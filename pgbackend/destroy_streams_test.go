@@ -112,3 +112,50 @@ func TestDestroyWaitsForLateStreamsOfP2P(t *testing.T) {
 		return nil
 	})
 }
+
+// A rank whose operations are queued whole has not waited for its peers. Destroy waits as long as they go on calling, one operation after
+// the other.
+func TestDestroyWaitsForPeersThatGoOnCalling(t *testing.T) {
+	const operations = 6
+	limit := 500 * time.Millisecond
+	impatient(t, limit)
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	w := newWorld(t, 2)
+	var issued sync.WaitGroup
+	issued.Add(1)
+	w.each(func(g *Group) error {
+		d := devices[g.rank]
+		works, results := make([]deviceWork, operations), make([][]byte, operations)
+		if g.rank == 0 {
+			issued.Wait()
+		}
+		for i := range works {
+			if g.rank == 0 {
+				time.Sleep(limit / 2) // a peer that is slow: what Destroy is to bear
+			}
+			b := d.buffer(4000)
+			d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
+			late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
+			if f != nil {
+				return f
+			}
+			works[i], results[i] = late, b
+		}
+		if g.rank == 1 {
+			issued.Done()
+		}
+		if err := g.Destroy(); err != nil {
+			return err
+		}
+		for i := range works {
+			if f := works[i].finish(); f != nil {
+				return f
+			}
+			if !bytes.Equal(results[i], reducedBytes(coll.Float32, coll.Sum, 2, 1000)) {
+				return fmt.Errorf("destroyed before operation %d was complete", i)
+			}
+		}
+		return nil
+	})
+}

@@ -286,14 +286,20 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
 def run_under_fake_cuda(rank: int, size: int, store: str, programs: list[Callable[[], Any]]) -> None:
     import fake_cuda
 
-    for program in programs:
-        name = program.__name__
-        dist.init_process_group("sagecomm", init_method=f"file://{store}-{name}", rank=rank, world_size=size)
+    run_in_groups(rank, size, store, programs, fake_cuda.check)
+
+
+def run_in_groups(
+    rank: int, size: int, store: str, programs: list[Callable[[], Any]], check: Callable[[], None]
+) -> None:
+    """Runs each program in a group of its own, and raises what the emulator has found."""
+    for number, program in enumerate(programs):
+        dist.init_process_group("sagecomm", init_method=f"file://{store}-{number}", rank=rank, world_size=size)
         try:
             program()
-            fake_cuda.check()
+            check()
         except Exception as error:
-            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+            raise AssertionError(f"{program.__name__}: {type(error).__name__}: {error}") from error
         dist.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,3 +66,75 @@ def test_the_list_of_differences_is_short(runner: ModuleType, monkeypatch: pytes
     monkeypatch.setattr(runner, "DIFFERENCES", {str(i): one for i in range(runner.MOST + 1)})
     with pytest.raises(SystemExit, match=f"{runner.MOST} are allowed"):
         runner.expected_failures("own")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("theirs", "ours", "named", "worse"),
+    [
+        (["a"], ["a", "b"], [], []),
+        (["a", "b"], ["a"], [], ["b"]),
+        (["a", "b"], ["a"], ["b"], []),
+    ],
+)
+def test_what_passes_on_gloo_alone(
+    runner: ModuleType, theirs: list[str], ours: list[str], named: list[str], worse: list[str]
+) -> None:
+    assert runner.only_on_gloo(theirs, ours, named) == worse
+
+
+COMMON = """
+import torch
+import torch.distributed as dist
+
+STANDARD_DTYPES, COMPLEX_DTYPES, FLOAT8_DTYPES = (torch.float32,), (torch.complex64,), ()
+
+
+class C10dBackendTest:
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def begin(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group(self.backend_name, world_size=self.world_size, rank=self.rank, store=store)
+"""
+FILE = """
+import torch
+import torch.distributed as dist
+from c10d_backend_common import C10dBackendTest
+
+
+class Abstract{prefix}Test(C10dBackendTest):
+    def test_sum(self):
+        self.begin()
+        x = torch.ones(3, device=self.device_type)
+        dist.all_reduce(x)
+        self.assertEqual(x.tolist(), [2, 2, 2])
+        dist.destroy_process_group()
+
+    def test_name(self):
+        self.assertEqual(self.backend_name, {name!r})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "worse"), [("gloo", 3), ("sagecomm", 0)])
+def test_what_passes_on_gloo_has_to_pass(tmp_path: Path, name: str, worse: int) -> None:
+    """Files in the form of torch's: one test of each passes on one of the two alone."""
+    (tmp_path / "c10d_backend_common.py").write_text(COMMON)
+    for file, prefix in (("collectives", "Collectives"), ("p2p", "P2P"), ("process_group", "ProcessGroup")):
+        (tmp_path / f"test_c10d_{file}.py").write_text(FILE.format(prefix=prefix, name=name))
+    done = subprocess.run(
+        [sys.executable, str(SUITES / "run.py"), "backends", "--compare", "-k", "test_"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+        env={**os.environ, "TORCH_TESTS": str(tmp_path)},
+    )
+    assert done.returncode == (1 if worse else 0), done.stdout[-8000:] + done.stderr[-2000:]
+    theirs, ours = (6, 3) if worse else (3, 6)
+    assert f"{theirs} tests pass on gloo, {ours} on sagecomm, {worse} on gloo alone" in done.stdout.splitlines()[-1]

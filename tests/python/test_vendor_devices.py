@@ -16,6 +16,7 @@ import torch.distributed as dist
 import device_calls
 import device_catalogue
 import device_coalesced
+import device_each
 import device_p2p
 import device_pipeline
 import device_programs
@@ -32,7 +33,13 @@ with_queues = pytest.mark.parametrize("queue", quickly(["launch queue"], ["strea
 
 LIBRARIES = {"npu": ("libascendcl.so", "libhccl.so"), "mlu": ("libcnrt.so", "libcncl.so")}
 OF_COLLECTIVES = {"npu": "hccl", "mlu": "cncl"}
-MODULES = {"calls": device_calls, "p2p": device_p2p, "coalesced": device_coalesced, "catalogue": device_catalogue}
+MODULES = {
+    "calls": device_calls,
+    "p2p": device_p2p,
+    "coalesced": device_coalesced,
+    "catalogue": device_catalogue,
+    "each": device_each,
+}
 
 # The first collectives of two groups come in one order where they wait for each other.
 _TWO_GROUPS = {device_programs.two_groups_in_opposite_order}

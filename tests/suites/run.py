@@ -4,13 +4,18 @@
     python tests/suites/run.py own -k monitored         of one, the tests whose names contain that
     python tests/suites/run.py own masquerade --smoke   the few that pytest runs
     python tests/suites/run.py eight --backend gloo     the same tests on torch's own backend, to compare with
+    python tests/suites/run.py cuda --compare           both, and whether all that passes on gloo passes on sagecomm
 
-Tests whose skip has no other reason than the backend's name are run.
+Where tests are told "sagecomm", those run whose skip has no other reason than the name, on gloo as well. The
+configurations whose names begin with "backends" need files of torch's repository: the variable TORCH_TESTS names their
+folder, `test/distributed`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
 import subprocess
 import sys
@@ -25,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "emulator"))
 
 import fake_cuda  # noqa: E402
-from expected import DIFFERENCES, MOST, ON_EMULATED_DEVICES  # noqa: E402
+from expected import DIFFERENCES, MOST, OF_ONE_CONFIGURATION  # noqa: E402
 
 LOGS = HERE.parents[1] / "build" / "suites"  # what the ranks write, which is a lot
 TEST_TIMEOUT_S = 120  # of one test; after that torch shows the stacks of its ranks
@@ -38,6 +43,8 @@ class Configuration:
     at_least: int  # tests that pass, with the pinned torch: a skip is no way out
     smoke: tuple[str, ...] = ()
     cuda: bool = False  # the tests of CUDA tensors, on emulated devices, one for each rank
+    tests: str = "torch_tests"  # the module that has them
+    from_repository: bool = False  # they are in no wheel
 
 
 CONFIGURATIONS = {
@@ -87,6 +94,10 @@ CONFIGURATIONS = {
         ),
         cuda=True,
     ),
+    "backends": Configuration(told="sagecomm", ranks=2, at_least=0, tests="backend_tests", from_repository=True),
+    "backends_cuda": Configuration(
+        told="sagecomm", ranks=2, at_least=36, tests="backend_tests", from_repository=True, cuda=True
+    ),
 }
 
 
@@ -95,7 +106,7 @@ def expected_failures(name: str) -> dict[str, str]:
     if len(DIFFERENCES) > MOST:
         raise SystemExit(f"{len(DIFFERENCES)} expected differences, {MOST} are allowed: mend something")
     failures = {test: each.reason for test, each in DIFFERENCES.items() if name in each.configurations}
-    return failures | ON_EMULATED_DEVICES if CONFIGURATIONS[name].cuda else failures
+    return failures | OF_ONE_CONFIGURATION.get(name, {})
 
 
 def verdict(
@@ -149,7 +160,8 @@ class Outcomes(unittest.TestResult):
 
 
 def _name(test: unittest.TestCase) -> str:
-    return test.id().rpartition(".")[2]
+    name: str = getattr(test, "PREFIX", "") + test.id().rpartition(".")[2]
+    return name
 
 
 def _show(sign: str) -> None:
@@ -159,6 +171,9 @@ def _show(sign: str) -> None:
 def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
     """Runs the tests of one configuration in this process, which has run none before."""
     configuration = CONFIGURATIONS[name]
+    if configuration.from_repository and "TORCH_TESTS" not in os.environ:
+        print(f"{name}: not run: set TORCH_TESTS to the folder test/distributed of torch's repository")
+        return 0
     try:
         os.environ |= environment(configuration, backend)
     except fake_cuda.builder.UnavailableError as error:
@@ -168,9 +183,9 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as to:
         os.dup2(to.fileno(), sys.stderr.fileno())
-    import torch_tests
-
-    chosen = unittest.TestLoader().loadTestsFromTestCase(torch_tests.TorchTests)
+    load = unittest.TestLoader().loadTestsFromTestCase
+    cases = importlib.import_module(configuration.tests).CASES
+    chosen = unittest.TestSuite(test for case in cases for test in load(case))
     if smoke:
         chosen = unittest.TestSuite(test for test in chosen if _name(test) in configuration.smoke)
         missing = set(configuration.smoke) - {_name(test) for test in chosen}
@@ -182,6 +197,7 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
     outcomes = Outcomes()
     began = time.monotonic()
     chosen.run(outcomes)
+    _outcomes_file(name, backend).write_text(json.dumps([outcomes.passed, [*outcomes.failed]]))
     took = time.monotonic() - began
 
     expected = expected_failures(name) if backend == "sagecomm" else {}
@@ -195,11 +211,41 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
         print(f"{name}: {each}")
     surprises = len(outcomes.failed.keys() - expected.keys())
     print(
-        f"{name}: {backend}, told {configuration.told}, {configuration.ranks} ranks: {len(outcomes.passed)} passed, "
+        f"{name}: {backend}, told {os.environ['BACKEND']}, {configuration.ranks} ranks: {len(outcomes.passed)} passed, "
         f"{surprises} failed, {len(outcomes.failed) - surprises} failed as expected, {len(outcomes.left_out)} skipped, "
         f"{took:.0f} s; log: {log}"
     )
     return 1 if wrong else 0
+
+
+def _outcomes_file(name: str, backend: str) -> Path:
+    return LOGS / f"{name}-{backend}.json"
+
+
+def compare(name: str, part: str | None) -> int:
+    """Runs one configuration on gloo and on sagecomm. What passes on gloo has to pass on sagecomm, but for the
+    differences of expected.py that come from the name."""
+    codes = []
+    for backend in ("gloo", "sagecomm"):
+        _outcomes_file(name, backend).unlink(missing_ok=True)
+        command = [sys.executable, __file__, name, "--backend", backend, *(["-k", part] if part else [])]
+        codes.append(subprocess.run(command, check=False).returncode)
+    if not _outcomes_file(name, "sagecomm").exists():
+        return max(codes)
+    (theirs, _), (ours, failed) = (
+        json.loads(_outcomes_file(name, backend).read_text()) for backend in ("gloo", "sagecomm")
+    )
+    named = {test for test, each in DIFFERENCES.items() if name in each.configurations}
+    worse = only_on_gloo(theirs, ours, named)
+    for test in worse:
+        print(f"{name}: {test} passes on gloo and {'fails' if test in failed else 'is not run'} on sagecomm")
+    print(f"{name}: {len(theirs)} tests pass on gloo, {len(ours)} on sagecomm, {len(worse)} on gloo alone")
+    return 1 if worse or codes[1] else 0
+
+
+def only_on_gloo(theirs: Collection[str], ours: Collection[str], named: Collection[str]) -> list[str]:
+    """Returns what passes on gloo alone. `named`: tests that tell backends apart by their names."""
+    return sorted(set(theirs) - set(ours) - set(named))
 
 
 def environment(configuration: Configuration, backend: str) -> Mapping[str, str]:
@@ -213,6 +259,7 @@ def environment(configuration: Configuration, backend: str) -> Mapping[str, str]
         **cuda,
         "BACKEND": configuration.told if backend == "sagecomm" else backend,
         "SUITE_SERVED_BY": backend,
+        "SUITE_FOR_EVERY_NAME": "yes" if configuration.told == "sagecomm" else "no",
         "WORLD_SIZE": str(configuration.ranks),
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_TIMEOUT_S),
         # torch skips all tests where there are fewer devices than ranks.
@@ -227,12 +274,15 @@ def main() -> int:
     parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help=f"of {', '.join(CONFIGURATIONS)}")
     parser.add_argument("-k", dest="part", help="only tests whose names contain this")
     parser.add_argument("--smoke", action="store_true", help="only a few")
+    parser.add_argument("--compare", action="store_true", help="run gloo as well; what passes there has to pass")
     parser.add_argument("--backend", default="sagecomm", help="sagecomm, or the name of another backend")
     given = parser.parse_args()
     names = given.configurations or list(CONFIGURATIONS)
     for name in names:
         if name not in CONFIGURATIONS:
             parser.error(f"there is no configuration {name!r}, only {', '.join(CONFIGURATIONS)}")
+    if given.compare:
+        return max(compare(name, given.part) for name in names)
     if len(names) == 1:
         return run(names[0], given.backend, given.part, given.smoke)
     # Each in an interpreter of its own: torch reads the variables once.

@@ -5,10 +5,8 @@ before it imports this module:
 
     BACKEND, WORLD_SIZE  torch's: the name that the tests are told, and how many ranks they have
     SUITE_SERVED_BY      who answers to that name: sagecomm, or torch's own backend
+    SUITE_FOR_EVERY_NAME yes: tests run that torch skips because of the name alone
     SUITE_DEVICES        of fake CUDA (emulated.py); not set: the ranks have no accelerators
-
-Ranks are forked from a server that has imported this module and made no group: no thread of the core is lost in a fork,
-and torch's tests are imported once instead of once for each rank of each test.
 """
 
 from __future__ import annotations
@@ -17,13 +15,11 @@ import os
 import re
 import unittest
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
 
-import emulated  # before torch's tests, which count devices
+import rank_server  # before torch's tests
 
 from torch.testing._internal import common_distributed, common_utils  # isort: skip
 
@@ -74,9 +70,9 @@ def _skip_before_ranks_start() -> None:
 if SERVED_BY == "sagecomm":
     import sagecomm._registration
 
-if SERVED_BY == TOLD:
+if os.environ["SUITE_FOR_EVERY_NAME"] == "yes":
     _run_what_is_skipped_for_the_name()
-else:
+if SERVED_BY != TOLD:
     dist.Backend._plugins[TOLD.upper()] = dist.Backend._plugins[SERVED_BY.upper()]
     sagecomm._registration.NAME = TOLD  # by which it finds the devices that a group serves
     # Torch's DDP logger casts the backend of a group of type GLOO to ProcessGroupGloo and reads its options.
@@ -85,39 +81,13 @@ _skip_before_ranks_start()
 
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
 
-RANK_SERVER = multiprocessing.get_context("forkserver")
-RANK_SERVER.set_forkserver_preload([__name__])
 
-# What torch sets for each test, after the server has started.
-OF_ONE_TEST = ("INIT_METHOD", "MASTER_ADDR", "TEMP_DIR")
-SIGTERM_BOUND_S = 60.0
-
-
-def _rank_process(target: Test, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    environment = {each: os.environ[each] for each in OF_ONE_TEST if each in os.environ}
-    return RANK_SERVER.Process(target=_rank, name=name, args=(environment, target, args, kwargs))
-
-
-def _rank(environment: dict[str, str], target: Test, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    os.environ.update(environment)
-    emulated.begin()
-    target(*args, **kwargs)
-
-
-class TorchTests(TestDistBackend, DistributedTest._DistTestBase):
+class TorchTests(rank_server.RankServer, TestDistBackend, DistributedTest._DistTestBase):
     def setUp(self) -> None:
         super().setUp()
-        self._start_processes(_rank_process)
-
-    def tearDown(self) -> None:
-        processes = list(self.processes)
-        super().tearDown()  # sends SIGTERM to those that are left
-        for each in processes:
-            each.join(SIGTERM_BOUND_S)
-            if each.exitcode is None:
-                each.kill()
-                each.join()
-                raise AssertionError(f"{each.name} did not end within {SIGTERM_BOUND_S:g} s of SIGTERM")
+        self._spawn_processes()
 
 
+CASES = [TorchTests]
+rank_server.RankServer.preload(__name__)
 del TestDistBackend  # a loader would take it for a class of tests

@@ -1,0 +1,58 @@
+"""Each operation under the cases of the table in docs/devices.md, on the emulated devices (device_each.py has the
+programs)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import device_each
+from cuda_bed import CudaBed
+from device_bed import ALL, FEW, Schedule, Worlds, under_schedules
+from selection import quickly
+from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
+
+# `make test` runs what differs from the other beds.
+under_few_schedules = pytest.mark.parametrize("schedule", quickly(FEW[1:2], ALL), ids=str)
+needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+
+def on_cuda(bed: CudaBed, entry: str, schedule: Schedule, **settings: str) -> None:
+    settings = {"EMULATOR_KICK_MS": KICK_MS, **settings}
+    bed.ranks(f"device_each:{entry}", 2, schedule=schedule.name, seed=schedule.seed, **settings)
+
+
+@under_few_schedules
+@pytest.mark.parametrize("queue", quickly(["launch queue"], ["streams", "launch queue"]))
+def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    for program in device_each.PROGRAMS:
+        world.run(checked, program)
+
+
+@needs_cuda
+@under_schedules
+def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    on_cuda(cuda_bed, "where_streams_wait", schedule)
+
+
+@needs_cuda
+@under_few_schedules
+def test_programs_on_cuda_without_waits(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    on_cuda(cuda_bed, "under_fake_cuda", schedule, EMULATOR_FAULTS=NO_WAITS)
+
+
+@pytest.mark.long
+@needs_cuda
+@pytest.mark.parametrize("schedule", FEW, ids=str)
+@pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
+def test_long_tensors(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
+    on_cuda(cuda_bed, "long_under_fake_cuda", schedule, EMULATOR_FAULTS=faults)
+
+
+def test_the_table_of_the_docs_has_each_operation() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/devices.md").read_text()
+    rows = page.partition("| operation | late |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(device_each.OPERATIONS)

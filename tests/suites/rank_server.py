@@ -1,0 +1,54 @@
+"""Starts the ranks of torch's tests: forks of a server that has imported the tests and made no group. No thread of the
+core is lost in a fork, and torch's tests are imported once instead of once for each rank of each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch import multiprocessing
+
+import emulated  # before torch's tests, which count devices
+
+from torch.testing._internal import common_distributed  # isort: skip
+
+SERVER = multiprocessing.get_context("forkserver")
+
+# What torch sets for each test, after the server has started.
+OF_ONE_TEST = ("INIT_METHOD", "MASTER_ADDR", "TEMP_DIR")
+SIGTERM_BOUND_S = 60.0
+
+
+def _rank_process(target: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    environment = {each: os.environ[each] for each in OF_ONE_TEST if each in os.environ}
+    return SERVER.Process(target=_rank, name=name, args=(environment, target, args, kwargs))
+
+
+def _rank(
+    environment: dict[str, str], target: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    os.environ.update(environment)
+    emulated.begin()
+    target(*args, **kwargs)
+
+
+class RankServer(common_distributed.MultiProcessTestCase):
+    """The part of a class of torch's tests that starts and ends ranks. The server imports what preload() names."""
+
+    @staticmethod
+    def preload(module: str) -> None:
+        SERVER.set_forkserver_preload([module])
+
+    def _spawn_processes(self) -> None:
+        self._start_processes(_rank_process)
+
+    def tearDown(self) -> None:
+        processes = list(self.processes)
+        super().tearDown()  # sends SIGTERM to those that are left
+        for each in processes:
+            each.join(SIGTERM_BOUND_S)
+            if each.exitcode is None:
+                each.kill()
+                each.join()
+                raise AssertionError(f"{each.name} did not end within {SIGTERM_BOUND_S:g} s of SIGTERM")
