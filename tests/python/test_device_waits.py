@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 
 KICK_MS = "5"  # work that no thread waits for begins after this time
 NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
+IN_WINDOW = 3  # groups for which the window of an input has room: inWindow of internal/engine/staged/layout.go
 
 
 @under_schedules
@@ -66,6 +67,14 @@ def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
         survivor.result()
         with pytest.raises(AssertionError, match="died"):
             dead.result()
+
+
+@pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
+@under_schedules
+def test_copies_overlap_the_host(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
+    groups = 2 if faults else IN_WINDOW
+    settings = {"EMULATOR_KICK_MS": KICK_MS, "EMULATOR_FAULTS": faults, "schedule": schedule.name}
+    cuda_bed.ranks("device_waits:copies_overlap_the_host", 2, groups, seed=schedule.seed, **settings)
 
 
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
