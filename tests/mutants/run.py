@@ -41,6 +41,7 @@ _SIMDEV = [f"{_TENSORS}::{name}" for name in ("test_programs", "test_coalesced",
 PYTHON = {
     "cuda": ["tests/python/test_device_waits.py", f"{_TENSORS}::test_programs_on_cuda"],
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
+    "blocking": ["tests/python/test_device_failures.py"],
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
     "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],

@@ -158,7 +158,7 @@ def interrupted(rank: int, size: int, store: str) -> None:
 
 
 def waits_until_it_is_complete(rank: int, size: int, store: str) -> None:
-    """wait() returns when the operation has ended on the host. The current stream is behind it then, and another stream by
+    """wait() returns when the operation has ended on the host. The current stream is behind it then, and another one by
     a wait() of its own."""
     join(rank, size, store)
     warm()
