@@ -40,7 +40,7 @@ def leave() -> None:
 def warm(group: Any = None) -> None:
     """Makes what the first collective of a group on a device makes, together with the peers."""
     dist.all_reduce(full(mine()), group=group)
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
 
 
 def meet(name: str) -> None:
@@ -88,14 +88,19 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def a_peer_never_calls(rank: int, size: int, store: str) -> None:
     """The call that waits raises the timeout, and no later one has to."""
     join(rank, size, store)
-    for name, call in CALLS.items():
-        group = dist.new_group(timeout=SHORT)
-        warm(group)
-        if rank == 0:
-            with pytest.raises(sagecomm.CollectiveTimeout, match="rank 1"):
-                call(group)
-        meet(name)
+    for name in CALLS:
+        only_one_rank(name)
     leave()
+
+
+def only_one_rank(name: str) -> None:
+    """Rank 0 alone makes a call, in a group of its own."""
+    group = dist.new_group(timeout=SHORT)
+    warm(group)
+    if dist.get_rank() == 0:
+        with pytest.raises(sagecomm.CollectiveTimeout, match="rank 1"):
+            CALLS[name](group)
+    meet(name)
 
 
 def a_group_blocks(rank: int, size: int, store: str) -> None:
@@ -161,6 +166,11 @@ def waits_until_it_is_complete(rank: int, size: int, store: str) -> None:
     """wait() returns when the operation has ended on the host. The current stream is behind it then, and another one by
     a wait() of its own."""
     join(rank, size, store)
+    ends_on_the_host()
+    leave()
+
+
+def ends_on_the_host() -> None:
     warm()
     for n in (N, 5_000_000):
         x = full(mine(), n)
@@ -177,7 +187,6 @@ def waits_until_it_is_complete(rank: int, size: int, store: str) -> None:
         expect(z, SUM + 2)
         dist.all_reduce(x)
         expect(x, 2 * SUM)
-    leave()
 
 
 # ---- a failure that no call has raised ----

@@ -294,7 +294,15 @@ def copies_overlap_the_host(rank: int, size: int, store: str, groups: int) -> No
 
 
 def abort_while_streams_wait(rank: int, size: int, store: str) -> None:
-    """Streams go on after an abort. What the caller has launched behind an operation still comes behind its reads: of
+    aborted(rank, size, store, [lambda work: work.wait(), lambda work: work.get_future().wait()])
+
+
+def futures_after_an_abort(rank: int, size: int, store: str) -> None:
+    aborted(rank, size, store, [lambda work: work.get_future().wait(), lambda work: work.wait()])
+
+
+def aborted(rank: int, size: int, store: str, ways: list[Callable[[dist.Work], Any]]) -> None:
+    """Streams go on after an abort, and each way to wait raises it. What the caller has launched behind an operation still comes behind its reads: of
     one without outputs, which goes through a window, most of the input is read after the abort."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
     x = full(mine())
@@ -311,10 +319,9 @@ def abort_while_streams_wait(rank: int, size: int, store: str) -> None:
     began = time.monotonic()
     dist.distributed_c10d._get_default_group().abort()
     for work in works:
-        with pytest.raises(sagecomm.Aborted):
-            work.wait()
-        with pytest.raises(sagecomm.Aborted):
-            work.get_future().wait()
+        for way in ways:
+            with pytest.raises(sagecomm.Aborted):
+                way(work)
     torch.cuda.synchronize()
     assert time.monotonic() - began < 20
     expect(z, 5)

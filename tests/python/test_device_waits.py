@@ -84,7 +84,7 @@ def test_torchs_sanitizer(cuda_bed: CudaBed, faults: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "random"])
-@pytest.mark.parametrize("program", ["abort_while_streams_wait", "ends_without_destroying"])
+@pytest.mark.parametrize("program", ["abort_while_streams_wait", "futures_after_an_abort", "ends_without_destroying"])
 def test_waits_are_released(cuda_bed: CudaBed, program: str, schedule: str) -> None:
     cuda_bed.ranks(f"device_waits:{program}", 2, schedule=schedule, seed=1, EMULATOR_KICK_MS=KICK_MS)
 
