@@ -302,8 +302,9 @@ def futures_after_an_abort(rank: int, size: int, store: str) -> None:
 
 
 def aborted(rank: int, size: int, store: str, ways: list[Callable[[dist.Work], Any]]) -> None:
-    """Streams go on after an abort, and each way to wait raises it. What the caller has launched behind an operation still comes behind its reads: of
-    one without outputs, which goes through a window, most of the input is read after the abort."""
+    """Streams go on after an abort, and each way to wait raises it. What the caller has launched behind an operation
+    still comes behind its reads: of one without outputs, which goes through a window, most of the input is read after
+    the abort."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
     x = full(mine())
     dist.all_reduce(x)

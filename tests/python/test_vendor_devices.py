@@ -116,10 +116,11 @@ def test_nothing_waits_on_the_host(fresh_world: Worlds, schedule: Schedule, chos
     run_programs(vendor_ranks(fresh_world, schedule, "npu", queue, chosen), chosen, device_waits.PROGRAMS)
 
 
-@pytest.mark.parametrize("place", quickly(["npu hccl", "mlu cncl"], ["npu staged", "npu hccl", "mlu staged", "mlu cncl"]))
-def test_blocking_waits(fresh_world: Worlds, place: str) -> None:
+@pytest.mark.parametrize("by", quickly(["library"], ["staged", "library"]))
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_blocking_waits(fresh_world: Worlds, name: str, by: str) -> None:
     """The call raises, also where the streams hang from then on."""
-    name, chosen = place.split()
+    chosen = OF_COLLECTIVES[name] if by == "library" else by
     on = {"SAGECOMM_BLOCKING_WAIT": "on"}
     world = vendor_ranks(fresh_world, Schedule("lazy"), name, "launch queue", chosen, **on)
     run_programs(world, chosen, [device_failures.ends_on_the_host])
