@@ -61,8 +61,11 @@ bool FailureReport::takeUntold(const sagecomm_error& cause) {
       return false;
     }
   }
-  const bool before = told_.exchange(true);
-  return !before;
+  if (told_.exchange(true)) { // by another thread
+    return false;
+  }
+  told(cause);
+  return true;
 }
 
 } // namespace sagecomm
