@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from types import FunctionType
+from types import FrameType, FunctionType
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -20,7 +20,7 @@ def may_raise() -> bool:
     """
     if sys.exc_info()[0] is not None:
         return False
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "destroy_process_group" and frame.f_globals is vars(c10d):
