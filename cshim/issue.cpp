@@ -230,7 +230,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       refuseWithoutGroup(call.info.name); // another thread has destroyed the group meanwhile
     }
     if (error.status != SAGECOMM_INVALID && !forked()) {
-      members()->failure->told(error);
+      (info ? info : info_)
+          ->failure->told(error); // without the lock, which a thread that aborts or destroys the group may have
     }
     raise(error);
   }
