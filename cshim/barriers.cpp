@@ -79,6 +79,7 @@ void ProcessGroupSagecomm::raiseMonitored(std::chrono::milliseconds timeout, boo
       return;
     }
   }
+  members()->failure->told(error);
   raise(error);
 }
 

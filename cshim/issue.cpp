@@ -229,6 +229,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     if (error.status == SAGECOMM_INVALID && group_.load(std::memory_order_relaxed) == 0) {
       refuseWithoutGroup(call.info.name); // another thread has destroyed the group meanwhile
     }
+    if (error.status != SAGECOMM_INVALID && !forked()) {
+      (info ? info : info_)
+          ->failure->told(error); // without the lock, which a thread that aborts or destroys the group may have
+    }
     raise(error);
   }
   if (!work) {
@@ -239,7 +243,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(device != nullptr)) {
     const DeviceWork& on = *device;
     work->own(std::move(device));
-    if (!call.async && !work->hostWaits()) {
+    if (!call.async && !work->hostWaits() && !(info && info->blocks)) {
       queued = &on;
     }
   }

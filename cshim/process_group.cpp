@@ -24,8 +24,13 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
       name_(options_->group_name),
       handle_(newHandle(*options_, seat.rank)),
       info_(
-          std::make_shared<GroupInfo>(
-              GroupInfo{name_, seat.rank, std::make_shared<Hooks>(), std::make_shared<EphemeralTimeout>(), group})),
+          std::make_shared<GroupInfo>(GroupInfo{
+              name_,
+              seat.rank,
+              std::make_shared<Hooks>(),
+              std::make_shared<EphemeralTimeout>(),
+              group,
+              blocks(api_, group)})),
       hooks_(*info_->hooks),
       ephemeralTimeout_(*info_->ephemeralTimeout),
       stacks_(Stacks::of(api_, group)),
@@ -49,6 +54,33 @@ void ProcessGroupSagecomm::describeGroup() {
 
 void ProcessGroupSagecomm::shutdown() {
   destroy();
+  raiseUntold();
+}
+
+bool ProcessGroupSagecomm::blocks(const sagecomm_api& api, sagecomm_group group) {
+  return group != 0 && api.group_blocking_wait(group) != 0;
+}
+
+// A destructor raises nothing, so this is the last call that can.
+void ProcessGroupSagecomm::raiseUntold() {
+  if (forked() || exiting()) {
+    return;
+  }
+  const auto first = [this]() -> std::shared_ptr<const sagecomm_error> {
+    WithoutGil unlocked;
+    auto failed = cause();
+    return failed != nullptr && members()->failure->takeUntold(*failed) ? failed : nullptr;
+  }();
+  if (first == nullptr) {
+    return;
+  }
+  {
+    pybind11::gil_scoped_acquire gil;
+    if (!pybind11::module_::import("sagecomm._endings").attr("may_raise")().cast<bool>()) {
+      return;
+    }
+  }
+  raise(*first);
 }
 
 void ProcessGroupSagecomm::destroy() noexcept {
@@ -227,7 +259,12 @@ c10d::ErrorType ProcessGroupSagecomm::getError() {
   WithoutGil unlocked;
   const int32_t status = ask([this](sagecomm_group group) -> int32_t {
     if (group != 0 || forked()) {
-      return api_.group_error(group, nullptr);
+      sagecomm_error error;
+      const int32_t failed = api_.group_error(group, &error);
+      if (failed < 0 && !forked()) {
+        members()->failure->told(error);
+      }
+      return failed;
     }
     const auto first = cause();
     return first != nullptr && (shutDown_.load() || !reconfigurable_) ? first->status : SAGECOMM_OK;

@@ -223,6 +223,9 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   // Destroys that group of the core, unless another thread has, and keeps the cause of its failure and its last number.
   void destroyGroup(sagecomm_group group);
   void destroy() noexcept;
+  // Raises why a group that was destroyed had failed, if that has left outputs undefined and no call has raised it.
+  void raiseUntold();
+  static bool blocks(const sagecomm_api& api, sagecomm_group group);
   // Returns question(group) for the core's present group, 0 if there is none. Asks again if the group has changed
   // meanwhile, because the core refuses a stale handle.
   template <class F>

@@ -184,7 +184,8 @@ bool ProcessGroupSagecomm::install(sagecomm_group group, const Seat& seat, const
   become(size_, seat.size);
   options_->global_ranks_in_group = options.global_ranks_in_group;
   options_->settings = options.settings; // including the hints
-  info_ = std::make_shared<GroupInfo>(GroupInfo{name_, seat.rank, info_->hooks, info_->ephemeralTimeout, group});
+  info_ = std::make_shared<GroupInfo>(
+      GroupInfo{name_, seat.rank, info_->hooks, info_->ephemeralTimeout, group, blocks(api_, group)});
   stacks_ = Stacks::of(api_, group);
   described_.store(false);
   lastSequence_.store(0);

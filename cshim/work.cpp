@@ -71,6 +71,9 @@ void Work::finishInline(
   source_ = source;
   if (C10_UNLIKELY(group != nullptr)) {
     finishOutputs(buffers, *group);
+    if (error_) {
+      group->failure->told(*error_); // by this call, or wait()
+    }
   }
   endProfiling();
   if (C10_UNLIKELY(watch_.runs())) {
@@ -125,6 +128,9 @@ void Work::attach(
   pending_ = std::make_unique<Pending>(Pending{std::move(buffers), inputs.vec(), nullptr});
   group_ = std::move(group);
   group_->hooks->began();
+  if (!hostWaits()) {
+    group_->failure->began();
+  }
 }
 
 void Work::endProfiling() {
@@ -171,8 +177,8 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   } else {
     finishOutputs(pending_->buffers, *group_);
   }
-  if (error_ && device_) {
-    logFailure();
+  if (!hostWaits()) {
+    reportEnd();
   }
   if (source_ < 0 && status == SAGECOMM_OK && opType_ == c10d::OpType::RECVANYSOURCE) {
     source_ = core().work_source(handle_);
@@ -229,14 +235,20 @@ void Work::raiseEnding() {
 
 void Work::raiseFailure() {
   raiseEnding();
+  if (group_) {
+    group_->failure->told(*error_);
+  }
   raise(*error_);
 }
 
-// The caller's stream goes on when a joined operation has failed, and a program that makes no further call would not learn of it.
-void Work::logFailure() const {
-  if (!hostWaits() && error_->status != SAGECOMM_ABORTED && !group_->toldOfFailure->exchange(true)) {
-    LOG(ERROR) << "the outputs of an operation on " << device_->device() << " are undefined: " << error_->message;
+// The caller's stream goes on when a joined operation has failed, and a program may read the outputs and make no further call.
+void Work::reportEnd() const {
+  const bool undefined = error_ != nullptr && error_->status != SAGECOMM_ABORTED;
+  if (undefined && !group_->blocks && group_->failure->logs()) {
+    LOG(ERROR) << "the outputs of an operation on " << device_->device() << " are undefined: " << error_->message
+               << "; with SAGECOMM_BLOCKING_WAIT=on, wait() and synchronous calls would have raised this";
   }
+  group_->failure->ended(undefined);
 }
 
 // The peers take the operation for a success. They learn by the failure of the group that this rank does not go on as they do. Of an
@@ -312,6 +324,9 @@ void Work::drive() {
   } catch (...) {
     endProfiling();
     completeLater(); // peers may still read and write these tensors
+    if (!hostWaits()) {
+      device_->awaitAfterError(); // the caller has no Work that could order its stream
+    }
     throw;
   }
   awaitOnDevice();
@@ -338,7 +353,7 @@ bool Work::groupHasFailed() const {
 bool Work::wait(milliseconds timeout) {
   if (!done()) {
     WithoutGil unlocked;
-    if ((hostWaits() || timeout > kNoTimeout || groupHasFailed()) && !waitUntilDone(timeout)) {
+    if ((hostWaits() || group_->blocks || timeout > kNoTimeout || groupHasFailed()) && !waitUntilDone(timeout)) {
       raiseWaitTimeout(timeout);
     }
   }
@@ -406,7 +421,13 @@ bool Work::isSuccess() const {
 }
 
 std::exception_ptr Work::exception() const {
-  return done() && error_ != nullptr ? toException(*error_) : nullptr;
+  if (!done() || error_ == nullptr) {
+    return nullptr;
+  }
+  if (group_) {
+    group_->failure->told(*error_);
+  }
+  return toException(*error_);
 }
 
 int Work::sourceRank() const {

@@ -25,6 +25,7 @@
 #include "device_work.hpp"
 #include "errors.hpp"
 #include "ephemeral_timeout.hpp"
+#include "failure_report.hpp"
 #include "hooks.hpp"
 #include "sagecomm.h"
 #include "sparse.hpp"
@@ -39,8 +40,8 @@ struct GroupInfo {
   std::shared_ptr<Hooks> hooks;
   std::shared_ptr<EphemeralTimeout> ephemeralTimeout;
   sagecomm_group group = 0; // its handle
-  // A failure of an operation for which nobody waits on the host was logged.
-  std::shared_ptr<std::atomic<bool>> toldOfFailure = std::make_shared<std::atomic<bool>>(false);
+  bool blocks = false; // who waits for an operation on a device waits on the host (SAGECOMM_BLOCKING_WAIT)
+  std::shared_ptr<FailureReport> failure = std::make_shared<FailureReport>();
 };
 
 // OpInfo names an operation. All instances are constants.
@@ -128,7 +129,7 @@ class Work final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  // Waits for the operation's end, on a device whose streams can wait for it only in the current stream, so that a later
+  // Waits for the operation's end, on a device whose streams can wait for it only in the current stream, unless the group blocks. So a later
   // failure is raised by the group's next operation; one that the group has had by now is raised here. kNoTimeout leaves the limit to the
   // operation's own timeout. A timeout that expires raises and leaves the operation running.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
@@ -148,7 +149,7 @@ class Work final : public c10d::Work {
   void raiseEnding();
   [[noreturn]] void raiseFailure();
   void runHooks(const Hooks& hooks) const;
-  void logFailure() const;
+  void reportEnd() const;
   void cannotWrite(const GroupInfo& group, const std::string& why);
   // Returns false if the timeout expired first. Requires: not the GIL.
   bool waitUntilDone(std::chrono::milliseconds timeout);

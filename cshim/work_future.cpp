@@ -88,6 +88,9 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
 // where the device refuses an event, because whoever waits for it waits without a time limit. An error needs no stream.
 void Work::finishFuture(c10::ivalue::Future& future) const {
   if (error_) {
+    if (group_) {
+      group_->failure->told(*error_);
+    }
     future.setError(toException(*error_));
     return;
   }
@@ -106,6 +109,9 @@ void Work::finishFuture(c10::ivalue::Future& future) const {
 }
 
 void Work::finishResult(c10::ivalue::Future& future) const {
+  if (error_ && group_) {
+    group_->failure->told(*error_);
+  }
   future.markCompleted(c10::IValue(static_cast<int64_t>(resultOf(error_.get()))));
 }
 

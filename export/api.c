@@ -19,6 +19,7 @@ int64_t sagecommFlightRecords(char *, size_t);
 int32_t sagecommFlightDump(char *, sagecomm_error *);
 int32_t sagecommGroupDescribe(sagecomm_group, char *, sagecomm_error *);
 uint64_t sagecommGroupStack(sagecomm_group, char *);
+int32_t sagecommGroupBlockingWait(sagecomm_group);
 int64_t sagecommMetrics(char *, size_t);
 int64_t sagecommStatus(char *, size_t);
 int64_t sagecommTopology(char *, size_t);
@@ -170,6 +171,10 @@ static uint64_t group_stack(sagecomm_group group, const char *frames) {
   return scr_in_child() ? 0 : sagecommGroupStack(group, (char *)(uintptr_t)frames);
 }
 
+static int32_t group_blocking_wait(sagecomm_group group) {
+  return scr_in_child() ? 0 : sagecommGroupBlockingWait(group);
+}
+
 static int32_t flight_dump(const char *prefix, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   return sagecommFlightDump((char *)(uintptr_t)prefix, err);
@@ -297,6 +302,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .group_finish = group_finish,
       .group_fail = group_fail,
       .group_leave = group_leave,
+      .group_blocking_wait = group_blocking_wait,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

@@ -37,6 +37,16 @@ func sagecommGroupDescribe(group C.sagecomm_group, text *C.char, err *C.sagecomm
 	return C.SAGECOMM_OK
 }
 
+//export sagecommGroupBlockingWait
+func sagecommGroupBlockingWait(group C.sagecomm_group) (blocks C.int32_t) {
+	var status C.int32_t
+	defer guard(&status, nil)
+	if g, f := find(group, "group_blocking_wait"); f == nil && g.WaitsOnHost() {
+		return 1
+	}
+	return 0
+}
+
 //export sagecommGroupStack
 func sagecommGroupStack(group C.sagecomm_group, frames *C.char) (number C.uint64_t) {
 	var status C.int32_t

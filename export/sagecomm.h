@@ -648,6 +648,10 @@ typedef struct sagecomm_api {
    * are not complete, if it takes part in a split, or if graphs have operations of the group, this is group_abort(). Else it destroys the
    * group, whose handle is not valid any more: a peer fails only if it needs this rank later. */
   int32_t (*group_leave)(sagecomm_group group, const char *reason, sagecomm_error *err);
+
+  /* Reports whether the caller is to wait on the host for operations on devices, also where streams can wait for them
+   * (SAGECOMM_BLOCKING_WAIT): 1, else 0; 0 for a bad handle. */
+  int32_t (*group_blocking_wait)(sagecomm_group group);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

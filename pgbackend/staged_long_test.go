@@ -64,6 +64,52 @@ func TestLongOperationsGoThroughWindows(t *testing.T) {
 	}
 }
 
+// Each operation in flight has a block of pinned memory of its own: a window, or its whole length. Later operations use the blocks again.
+func TestPinnedMemoryOfOperationsInFlight(t *testing.T) {
+	const flights, length = 8, 12 << 20
+	for _, e := range []struct {
+		kind  coll.Kind
+		block int // bytes
+	}{{coll.AllReduce, 4 << 20}, {coll.AllToAll, 28 << 20}} {
+		t.Run(e.kind.String(), func(t *testing.T) {
+			useNewPool(t)
+			devices := fakeDevices(t, 2, 8, true)
+			issued := make(chan struct{}, 2)
+			newWorld(t, 2).each(func(g *Group) error {
+				d := devices[g.rank]
+				for range 2 {
+					if g.rank != 0 {
+						<-issued
+					}
+					var works []deviceWork
+					for range flights {
+						work, f := issueOn(g, d, coll.Op{Kind: e.kind, Type: coll.Uint8}, one(d.buffer(length)), one(d.buffer(length)))
+						if f != nil {
+							return f
+						}
+						works = append(works, work)
+					}
+					if g.rank == 0 {
+						issued <- struct{}{}
+					}
+					for _, work := range works {
+						if f := work.finish(); f != nil {
+							return f
+						}
+					}
+					d.mu.Lock()
+					pinned := d.pinned
+					d.mu.Unlock()
+					if g.rank == 0 && pinned != flights*e.block {
+						t.Errorf("%d bytes of pinned memory for %d operations in flight", pinned, flights)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // The same for operations with a block for each rank, whether the buffers are one segment or several, in place or not.
 func TestLongBlocksGoThroughWindows(t *testing.T) {
 	count := 3<<20 + 1001

@@ -96,6 +96,9 @@ func (g *Group) describedAs() string {
 // RecordsStacks reports whether the flight recorder keeps the callers' stacks.
 func (g *Group) RecordsStacks() bool { return g.flights > 0 && env.FlightStacks.Get(g.settings) }
 
+// WaitsOnHost reports whether callers are to wait on the host for operations on devices.
+func (g *Group) WaitsOnHost() bool { return env.BlockingWait.Get(g.settings) }
+
 // Stack stores the text of a call stack in the flight recorder and returns its number, or 0 if there is no room.
 func (g *Group) Stack(text string) int {
 	if !g.life.acquire() {

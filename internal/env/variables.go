@@ -51,6 +51,9 @@ var (
 		choice[string]{"cncl", "cncl"}, choice[string]{"cuda", "cuda"}, choice[string]{"staged", "staged"}),
 		"Engine of operations on tensors of devices; `auto` is the best one that all ranks of the group offer. Must be the same on all ranks. See docs/devices.md.")
 
+	BlockingWait = declare("BLOCKING_WAIT", "off", offOrOn(),
+		"Whether wait() of an operation on a device, and each synchronous call, wait on the host until the operation is complete or has failed, and raise its failure, as with TORCH_NCCL_BLOCKING_WAIT. See docs/devices.md.")
+
 	Fusion = declare("FUSION", "off", oneOf(choice[bool]{"off", false}, choice[bool]{"static", true}),
 		"Whether short all_reduces that are under way at the same time share collectives, without a change of the program; must be the same on all ranks. See docs/fusion.md.")
 

@@ -214,6 +214,10 @@ static uint64_t group_stack(sagecomm_group g, const char *frames) {
   (void)frames;
   return 0;
 }
+static int32_t group_blocking_wait(sagecomm_group g) {
+  (void)g;
+  return 0;
+}
 static int32_t flight_dump(const char *prefix, sagecomm_error *err) {
   (void)prefix;
   (void)err;
@@ -281,6 +285,7 @@ static const sagecomm_api api = {
     .waits = waits,
     .lane_sequence = lane_sequence,
     .group_fail = group_fail,
+    .group_blocking_wait = group_blocking_wait,
 };
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {

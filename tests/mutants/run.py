@@ -42,6 +42,7 @@ PYTHON = {
     "cuda": ["tests/python/test_device_waits.py", f"{_TENSORS}::test_programs_on_cuda"],
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
     "each": ["tests/python/test_device_each.py", "-k", "cuda"],  # every operation
+    "blocking": ["tests/python/test_device_failures.py"],
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
     "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 from typing import Any
 
@@ -303,3 +304,11 @@ def flags() -> None:
 
 def is_available() -> bool:
     return torch.cuda.is_available()
+
+
+def is_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hangs() -> None:
+    signal.pause()

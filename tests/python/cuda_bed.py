@@ -45,6 +45,13 @@ def on_hosts(hosts: Sequence[int]) -> list[dict[str, str]]:
     return [{"SAGECOMM_HOSTID": name, "NCCL_HOSTID": name} for name in names]
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process is stopped, as by SIGSTOP of somebody else."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    return False
+
+
 class Child:
     """A function that runs in a child: `module:name`, called with the arguments, which are of JSON as its result is."""
 
@@ -70,8 +77,11 @@ class Child:
             text += b"hung"
         pid, _, answer = text.partition(b"\n")
         if answer == b"hung" and pid:
+            if is_stopped(int(pid)):
+                answer = b"stopped by a signal"  # and it did nothing wrong
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGABRT)  # Python prints what its threads do
+                os.kill(int(pid), signal.SIGCONT)
             select.select([self._reader], [], [], 10)
         os.close(self._reader)
         self._errors.seek(0)

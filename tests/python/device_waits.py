@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 import cuda_holds
+import fake_cuda
 import sagecomm
 from device_calls import MINUTE, run_under_fake_cuda
 from device_programs import FEW, SUM, N, accelerator, expect, full, held, main_stream, mine
@@ -264,9 +266,45 @@ def ends_without_destroying(rank: int, size: int, store: str) -> None:
     expect(x, SUM)
 
 
+def copies_out() -> int:
+    """The copies out of the device that have run."""
+    return int(fake_cuda.emulator().emulator_finished(b"copy from device to pinned memory"))
+
+
+def copies_overlap_the_host(rank: int, size: int, store: str, groups: int) -> None:
+    """The program of rank 0 cannot be done with the first chunk, because rank 1 has not called. Meanwhile the device
+    copies further groups of the input out: as many as the window has room for."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    dist.all_reduce(full(mine()))
+    x = full(mine(), LONG)
+    torch.cuda.synchronize()
+    called = c10d._get_default_store()
+    if rank == 0:
+        before = copies_out()
+        work = dist.all_reduce(x, async_op=True)
+        until(lambda: copies_out() >= before + groups)
+        called.set("all that can be is copied", b"")
+    else:
+        called.wait(["all that can be is copied"])
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    expect(x, SUM)
+    cuda_holds.check()
+    dist.destroy_process_group()
+
+
 def abort_while_streams_wait(rank: int, size: int, store: str) -> None:
-    """Streams go on after an abort. What the caller has launched behind an operation still comes behind its reads: of
-    one without outputs, which goes through a window, most of the input is read after the abort."""
+    aborted(rank, size, store, [lambda work: work.wait(), lambda work: work.get_future().wait()])
+
+
+def futures_after_an_abort(rank: int, size: int, store: str) -> None:
+    aborted(rank, size, store, [lambda work: work.get_future().wait(), lambda work: work.wait()])
+
+
+def aborted(rank: int, size: int, store: str, ways: list[Callable[[dist.Work], Any]]) -> None:
+    """Streams go on after an abort, and each way to wait raises it. What the caller has launched behind an operation
+    still comes behind its reads: of one without outputs, which goes through a window, most of the input is read after
+    the abort."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
     x = full(mine())
     dist.all_reduce(x)
@@ -282,10 +320,9 @@ def abort_while_streams_wait(rank: int, size: int, store: str) -> None:
     began = time.monotonic()
     dist.distributed_c10d._get_default_group().abort()
     for work in works:
-        with pytest.raises(sagecomm.Aborted):
-            work.wait()
-        with pytest.raises(sagecomm.Aborted):
-            work.get_future().wait()
+        for way in ways:
+            with pytest.raises(sagecomm.Aborted):
+                way(work)
     torch.cuda.synchronize()
     assert time.monotonic() - began < 20
     expect(z, 5)

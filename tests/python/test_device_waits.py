@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 
 KICK_MS = "5"  # work that no thread waits for begins after this time
 NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
+IN_WINDOW = 3  # groups for which the window of an input has room: inWindow of internal/engine/staged/layout.go
 
 
 @under_schedules
@@ -69,13 +70,21 @@ def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
+@under_schedules
+def test_copies_overlap_the_host(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
+    groups = 2 if faults else IN_WINDOW
+    settings = {"EMULATOR_KICK_MS": KICK_MS, "EMULATOR_FAULTS": faults, "schedule": schedule.name}
+    cuda_bed.ranks("device_waits:copies_overlap_the_host", 2, groups, seed=schedule.seed, **settings)
+
+
+@pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_torchs_sanitizer(cuda_bed: CudaBed, faults: str) -> None:
     """It knows what waits for what, as far as its model of a collective goes, and its callbacks hold nobody up."""
     cuda_bed.ranks("device_sanitizer:under_fake_cuda", 2, EMULATOR_KICK_MS=KICK_MS, EMULATOR_FAULTS=faults)
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "random"])
-@pytest.mark.parametrize("program", ["abort_while_streams_wait", "ends_without_destroying"])
+@pytest.mark.parametrize("program", ["abort_while_streams_wait", "futures_after_an_abort", "ends_without_destroying"])
 def test_waits_are_released(cuda_bed: CudaBed, program: str, schedule: str) -> None:
     cuda_bed.ranks(f"device_waits:{program}", 2, schedule=schedule, seed=1, EMULATOR_KICK_MS=KICK_MS)
 

@@ -75,3 +75,11 @@ assert runtime.cudaGetLastError() == 0
 def test_the_list_of_symbols_is_that_of_the_installed_torch(cuda_bed: CudaBed) -> None:
     hint = "run python tests/emulator/symbols.py, and look at what is new"
     assert symbols.listed() == (symbols.torch_version(), symbols.of_torch()), hint
+
+
+def test_a_process_that_somebody_stops(cuda_bed: CudaBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cuda_bed.BOUND_S", 1)
+    with pytest.raises(AssertionError, match="stopped by a signal\n"):
+        cuda_bed.run("cuda_basics:is_stopped")
+    with pytest.raises(AssertionError, match="hung\n"):
+        cuda_bed.run("cuda_basics:hangs")

@@ -17,6 +17,7 @@ import device_calls
 import device_catalogue
 import device_coalesced
 import device_each
+import device_failures
 import device_p2p
 import device_pipeline
 import device_programs
@@ -120,6 +121,17 @@ def test_programs_over_two_hosts(fresh_world: Worlds, schedule: Schedule, name: 
 def test_nothing_waits_on_the_host(fresh_world: Worlds, schedule: Schedule, chosen: str, queue: str) -> None:
     """Streams of NPUs can wait for words, so operations are queued whole."""
     run_programs(vendor_ranks(fresh_world, schedule, "npu", queue, chosen), chosen, device_waits.PROGRAMS)
+
+
+@pytest.mark.parametrize("by", quickly(["library"], ["staged", "library"]))
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_blocking_waits(fresh_world: Worlds, name: str, by: str) -> None:
+    """The call raises, also where the streams hang from then on."""
+    chosen = OF_COLLECTIVES[name] if by == "library" else by
+    on = {"SAGECOMM_BLOCKING_WAIT": "on"}
+    world = vendor_ranks(fresh_world, Schedule("lazy"), name, "launch queue", chosen, **on)
+    run_programs(world, chosen, [device_failures.ends_on_the_host])
+    world.run(device_failures.only_one_rank, "synchronous")
 
 
 @pytest.mark.parametrize("told", ["no", "raises"])

@@ -125,6 +125,12 @@ int emulator_plan(const char *rules) {
   return all.faults.parse(rules).empty() ? 0 : -1;
 }
 
+size_t emulator_finished(const char *begin) {
+  State &all = emulator::state();
+  emulator::Lock lock(all.mutex);
+  return all.streams.finished(begin);
+}
+
 int emulator_kept_threads(int device) {
   State &all = emulator::state();
   emulator::Lock lock(all.mutex);

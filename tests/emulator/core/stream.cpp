@@ -145,8 +145,17 @@ void Streams::finished(Stream &stream) {
   stream.done++;
   stream.current->mark->done = true;
   stream.current->mark->finished = std::chrono::steady_clock::now();
+  finished_[stream.current->what]++;
   stream.current = nullptr;
   if (stream.destroyed && stream.idle()) retire(stream);
+}
+
+size_t Streams::finished(const std::string &begin) const {
+  size_t count = 0;
+  for (auto at = finished_.lower_bound(begin); at != finished_.end() && at->first.compare(0, begin.size(), begin) == 0;
+       ++at)
+    count += at->second;
+  return count;
 }
 
 void Streams::users(Span range, const std::function<void(Stream &, Task &)> &visit) {

@@ -115,6 +115,8 @@ class Streams {
   void begin(Stream &stream);
   // Called by the scheduler when the current task has run.
   void finished(Stream &stream);
+  // Returns how many tasks have run whose descriptions begin so.
+  size_t finished(const std::string &begin) const;
   // All streams that exist or have work left, in the order of their creation.
   const std::vector<Stream *> &all() const { return all_; }
   // Calls `visit` with each task that was not completed and that uses the range.
@@ -142,6 +144,7 @@ class Streams {
   std::vector<Stream *> legacy_;
   std::vector<Stream *> all_;
   std::map<StreamHandle, Stream *> handles_;
+  std::map<std::string, size_t> finished_;  // by their descriptions
   uint64_t created_ = 0;
   uint64_t defaults_ = uint64_t{1} << 32;
 };

@@ -140,9 +140,12 @@ TEST(nothing_begins_on_a_held_stream) {
     CHECK(log.text() == "b");
     FAILS(stream_synchronize(a, 20), timeout);
     CHECK(log.text() == "b");
+    CHECK(emulator_finished("append a") == 0);
     CHECK(emulator_release_stream(a) == 0);
     OK(stream_synchronize(a));
     CHECK(log.text() == "ba");
+    CHECK(emulator_finished("append a") == 1);
+    CHECK(emulator_finished("append") == 2);
     OK(destroy_stream(a));
     CHECK(emulator_hold(a) == -1);
   });
