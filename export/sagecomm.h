@@ -645,8 +645,8 @@ typedef struct sagecomm_api {
   int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err);
 
   /* Ends this rank's part of a group at once, for a caller that destroys the group next, as NCCL's abort does. If operations of this rank
-   * are not complete, if it takes part in a split, or if graphs have operations of the group, this is group_abort(). Else it destroys the
-   * group, whose handle is not valid any more: a peer fails only if it needs this rank later. */
+   * are not complete, if it takes part in a split, or if graphs that were not destroyed have operations of the group, this is
+   * group_abort(). Else it destroys the group, whose handle is not valid any more: a peer fails only if it needs this rank later. */
   int32_t (*group_leave)(sagecomm_group group, const char *reason, sagecomm_error *err);
 } sagecomm_api;
 

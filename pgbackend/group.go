@@ -80,7 +80,6 @@ type Group struct {
 	composites atomic.Int64 // number of composite operations that are not complete
 	sparseSums atomic.Int64 // number of sparse all_reduces that this rank has issued
 	exchanges  atomic.Int64 // number of control exchanges that are under way on this rank
-	captured   atomic.Bool  // graphs have operations of the group
 
 	description atomic.Pointer[string] // the user's description of the group
 	stacks      observe.Stacks
