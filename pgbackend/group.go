@@ -27,8 +27,9 @@ type Group struct {
 	settings         *env.Settings
 	options          map[string]string            // of Config
 	birth            *birth                       // nil: the group met over a store of the caller
-	shrinking        sync.Mutex                   // guards shrinks
+	shrinking        sync.Mutex                   // guards shrinks and aborting
 	shrinks          map[string]int               // number of groups that were made by Shrink with a list, by the list's text
+	aborting         []uint64                     // the shrinks in which this rank has taken part that may abort the group
 	flights          int                          // capacity of the flight recorder, in operations
 	timeline         bool                         // the group keeps events for the timeline
 	members          []member                     // by rank
