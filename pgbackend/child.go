@@ -84,7 +84,9 @@ func (p *Process) split(c Child) (*Group, error) {
 		return nil, err
 	}
 	// The ranks cannot take back what they have told each other, so the end of an exchange is that of the group.
-	stop := context.AfterFunc(contextOf(c.Colors), func() { g.abortFor("split", 0, "another group of the same call could not be made") })
+	stop := context.AfterFunc(contextOf(c.Colors), func() {
+		g.guard(func() { g.abortFor("split", 0, "another group of the same call could not be made") })
+	})
 	defer stop()
 	all, f := g.exchange(topicMembers, "split", mine, timeout)
 	if f != nil {
