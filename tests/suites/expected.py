@@ -51,3 +51,30 @@ ON_EMULATED_DEVICES = {
     "test_ddp_profiling_torch_profiler": "CUDA's profiler ends the process beside a driver that it does not know",
     "test_sparse_all_reduce_sum_cuda": "sagecomm refuses sparse tensors of devices (docs/devices.md)",
 }
+
+# What fails with torch's backend nccl over libsagecomm_nccl.so: what fails on the emulated devices with any backend.
+ON_NCCL = {test: reason for test, reason in ON_EMULATED_DEVICES.items() if reason != _NCCL and "sparse" not in test}
+
+_PROFILE = "ProcessGroupNCCL2 records no ranges under the names that the test looks for"
+_DEVICE = "the test has tensors of device 0 on rank 1, and ProcessGroupNCCL2 takes those of the group's device only"
+
+# What fails with ProcessGroupNCCL2 in place of ProcessGroupNCCL.
+ON_NCCL2 = {
+    **ON_NCCL,
+    "test_all_gather_cuda": _PROFILE,
+    "test_all_gather_cuda_complex": _PROFILE,
+    "test_all_reduce_sum_cuda": _PROFILE,
+    "test_all_reduce_sum_cuda_async": _PROFILE,
+    "test_all_reduce_sum_cuda_complex": _PROFILE,
+    "test_all_to_all_single_equal_split_cuda": _PROFILE,
+    "test_all_to_all_single_equal_split_cuda_complex": _PROFILE,
+    "test_all_to_all_single_equal_split_full_group_cuda": _PROFILE,
+    "test_broadcast_cuda": _PROFILE,
+    "test_reduce_sum_cuda": _PROFILE,
+    "test_reduce_sum_cuda_twice": _PROFILE,
+    "test_send_recv_nccl_autograd_profiler": _PROFILE,
+    "test_send_recv_nccl_torch_profiler": _PROFILE,
+    "test_all_gather_object_default_pg": _DEVICE,
+    "test_all_gather_object_subgroup": _DEVICE,
+    "test_barrier_cuda": "a barrier of ProcessGroupNCCL2 does not hold the host, and the test measures that",
+}

@@ -6,6 +6,7 @@ before it imports this module:
     BACKEND, WORLD_SIZE  torch's: the name that the tests are told, and how many ranks they have
     SUITE_SERVED_BY      who answers to that name: sagecomm, or torch's own backend
     SUITE_DEVICES        of fake CUDA (emulated.py); not set: the ranks have no accelerators
+    SUITE_PRELOAD        a library that the ranks load first: that which stands where NCCL stands
 
 Ranks are forked from a server that has imported this module and made no group: no thread of the core is lost in a fork,
 and torch's tests are imported once instead of once for each rank of each test.
@@ -74,7 +75,9 @@ def _skip_before_ranks_start() -> None:
 if SERVED_BY == "sagecomm":
     import sagecomm._registration
 
-if SERVED_BY == TOLD:
+if SERVED_BY == TOLD == "nccl":
+    pass  # a name that torch knows
+elif SERVED_BY == TOLD:
     _run_what_is_skipped_for_the_name()
 else:
     dist.Backend._plugins[TOLD.upper()] = dist.Backend._plugins[SERVED_BY.upper()]
