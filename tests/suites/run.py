@@ -93,7 +93,7 @@ CONFIGURATIONS = {
     "nccl": Configuration(
         told="nccl",
         ranks=2,
-        at_least=137,
+        at_least=134,
         smoke=(
             "test_all_reduce_sum_cuda_async",
             "test_all_to_all_cuda",
