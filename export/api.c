@@ -8,6 +8,7 @@ int32_t sagecommGroupDestroy(sagecomm_group, sagecomm_error *);
 int32_t sagecommAllReduceSparse(sagecomm_group, sagecomm_sparse_sum *, sagecomm_work *, uint64_t *, sagecomm_error *);
 int32_t sagecommGroupAbort(sagecomm_group, char *, sagecomm_error *);
 int32_t sagecommGroupLeave(sagecomm_group, char *, sagecomm_error *);
+int32_t sagecommGroupShrunk(sagecomm_group, sagecomm_error *);
 int32_t sagecommGroupFail(sagecomm_group, sagecomm_error *, uint8_t, sagecomm_error *);
 int32_t sagecommGroupOnFailure(sagecomm_group, sagecomm_failed_fn, void *, sagecomm_error *);
 int32_t sagecommMonitoredError(sagecomm_group, int64_t, int32_t, sagecomm_error *);
@@ -112,6 +113,11 @@ static int32_t group_abort(sagecomm_group group, const char *reason, sagecomm_er
 static int32_t group_leave(sagecomm_group group, const char *reason, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   return sagecommGroupLeave(group, (char *)(uintptr_t)reason, err);
+}
+
+static int32_t group_shrunk(sagecomm_group group, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupShrunk(group, err);
 }
 
 static int32_t group_fail(sagecomm_group group, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err) {
@@ -303,6 +309,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .group_fail = group_fail,
       .group_leave = group_leave,
       .group_blocking_wait = group_blocking_wait,
+      .group_shrunk = group_shrunk,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

@@ -105,6 +105,20 @@ func sagecommGroupLeave(group C.sagecomm_group, reason *C.char, err *C.sagecomm_
 	return C.SAGECOMM_OK
 }
 
+//export sagecommGroupShrunk
+func sagecommGroupShrunk(group C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_shrunk")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	if g.AbortedByShrink() {
+		return 1
+	}
+	return 0
+}
+
 //export sagecommGroupFail
 func sagecommGroupFail(group C.sagecomm_group, fault *C.sagecomm_error, deviceType C.uint8_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)

@@ -53,7 +53,7 @@ func sagecommGroupJoin(joins *C.sagecomm_join, n C.uint32_t, out *C.sagecomm_gro
 		list[i] = pgbackend.Join{ID: C.GoBytes(unsafe.Pointer(j.id), C.SAGECOMM_ID_BYTES), Rank: int(j.rank), Size: int(j.size), Name: name,
 			Timeout: time.Duration(j.timeout_ns), Operations: time.Duration(j.operations_ns), Options: optionsOf(j.options, j.n_options)}
 		var end func()
-		list[i].Context, end = watched(j.cancelled)
+		list[i].Context, _, end = watched(j.cancelled)
 		defer end()
 	}
 	groups, e := pgbackend.Get().Join(list)
@@ -67,18 +67,21 @@ func sagecommGroupJoin(joins *C.sagecomm_join, n C.uint32_t, out *C.sagecomm_gro
 // cancelPeriod is how often a word is read that ends a join.
 const cancelPeriod = 20 * time.Millisecond
 
-// watched returns a context that ends when a word of the caller's is not 0, and a function that ends the watch. nil stands for no word.
-func watched(word *C.int32_t) (context.Context, func()) {
+// watched returns a context that ends when a word of the caller's is not 0, one that ends when it is SAGECOMM_CANCEL_COLORS, and a function
+// that ends the watch. nil stands for no word.
+func watched(word *C.int32_t) (meeting, colors context.Context, end func()) {
 	if word == nil {
-		return context.Background(), func() {}
+		return context.Background(), context.Background(), func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	colors, cancelColors := context.WithCancel(context.Background())
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		ticker := time.NewTicker(cancelPeriod)
 		defer ticker.Stop()
-		for atomic.LoadInt32((*int32)(unsafe.Pointer(word))) == 0 {
+		value := int32(0)
+		for ; value == 0; value = atomic.LoadInt32((*int32)(unsafe.Pointer(word))) {
 			select {
 			case <-ctx.Done():
 				return
@@ -86,8 +89,11 @@ func watched(word *C.int32_t) (context.Context, func()) {
 			}
 		}
 		cancel()
+		if value == C.SAGECOMM_CANCEL_COLORS {
+			cancelColors()
+		}
 	}()
-	return ctx, func() {
+	return ctx, colors, func() {
 		cancel()
 		<-over // the word is the caller's again
 	}
@@ -154,7 +160,7 @@ func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.
 			list[i].Members = append(list[i].Members, int(rank))
 		}
 		var end func()
-		list[i].Context, end = watched(c.cancelled)
+		list[i].Context, list[i].Colors, end = watched(c.cancelled)
 		defer end()
 	}
 	groups, e := do(list)

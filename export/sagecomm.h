@@ -305,6 +305,9 @@ typedef struct sagecomm_join {
   const int32_t *cancelled;
 } sagecomm_join;
 
+/* A value of sagecomm_child.cancelled. */
+#define SAGECOMM_CANCEL_COLORS 2
+
 /* Whether group_shrink() aborts the parent first. */
 typedef enum sagecomm_aborts {
   SAGECOMM_NO_ABORT = 0,
@@ -327,7 +330,9 @@ typedef struct sagecomm_child {
   int64_t timeout_ns;             /* for the rendezvous and for operations; 0: that of operations of the parent */
   const sagecomm_option *options; /* NULL: those of the parent */
   int64_t operations_ns;          /* for operations; 0: timeout_ns */
-  const int32_t *cancelled;       /* as that of sagecomm_join */
+  /* As that of sagecomm_join. The ranks of a group_split() first tell each other their colors. Of these it ends the wait only if it is
+   * SAGECOMM_CANCEL_COLORS, and aborts the parent for that. */
+  const int32_t *cancelled;
   /* Of group_shrink(), in place of left_out: the ranks of the parent that stay, in the order of the new group. Groups with different
    * labels may be made in any order, also of the same ranks. */
   const int32_t *members;
@@ -476,10 +481,11 @@ typedef struct sagecomm_api {
    * all and fails with the failure of the first operation that failed. *sequence becomes the number of the last
    * collective. All ranks make the same collectives in the same order; p2p operations may differ. Operations of one
    * kind, reduction and root that stand next to each other, in any mixture of types, may run in any order, and there
-   * is no order between p2p operations and collectives, nor between sends and recvs: none of them may touch memory that another one
-   * of them writes. SAGECOMM_ASYNC of the first operation applies to all. If one operation is refused, none is issued. If there is
-   * no memory for a later one, the group fails, because other ranks have issued it. With n = 0 the result is OK.
-   * With work NULL nothing is issued, and it returns OK, or why it would be refused on this rank. */
+   * is no order between p2p operations and collectives, nor between sends and recvs: none of them may touch memory that
+   * another one of them writes, but for a send of a rank to itself and its recv on the same segments. SAGECOMM_ASYNC of
+   * the first operation applies to all. If one operation is refused, none is issued. If there is no memory for a later
+   * one, the group fails, because other ranks have issued it. With n = 0 the result is OK. With work NULL nothing is
+   * issued, and it returns OK, or why it would be refused on this rank. */
   int32_t (*issue_coalesced)(sagecomm_group group, const sagecomm_op *ops, uint32_t n, sagecomm_work *work,
                              uint64_t *sequence, sagecomm_error *err);
 
@@ -645,13 +651,17 @@ typedef struct sagecomm_api {
   int32_t (*group_fail)(sagecomm_group group, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err);
 
   /* Ends this rank's part of a group at once, for a caller that destroys the group next, as NCCL's abort does. If operations of this rank
-   * are not complete, if it takes part in a split, or if graphs have operations of the group, this is group_abort(). Else it destroys the
-   * group, whose handle is not valid any more: a peer fails only if it needs this rank later. */
+   * are not complete, if it takes part in a split, or if graphs that were not destroyed have operations of the group, this is
+   * group_abort(). Else it destroys the group, whose handle is not valid any more: a peer fails only if it needs this rank later. */
   int32_t (*group_leave)(sagecomm_group group, const char *reason, sagecomm_error *err);
 
   /* Reports whether the caller is to wait on the host for operations on devices, also where streams can wait for them
    * (SAGECOMM_BLOCKING_WAIT): 1, else 0; 0 for a bad handle. */
   int32_t (*group_blocking_wait)(sagecomm_group group);
+
+  /* Returns 1 if a group_shrink() has aborted the group that this rank has called too, with the same ranks that stay; else 0, or the status of
+   * an error. */
+  int32_t (*group_shrunk)(sagecomm_group group, sagecomm_error *err);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -10,14 +10,11 @@
 #include "../internal/runner/annotate.h"
 #include "facade.h"
 
-/* Whether a communicator becomes of a job. */
-static bool makes(const job *j) { return j->kind == JOB_JOIN || j->child != NULL; }
-
 /* Runs a job and tells the end. */
 static void run(job *j) {
   j->result = job_run(j);
   if (j->result != RESULT_OK) memcpy(j->text, last_error(), sizeof j->text);
-  if (j->result != RESULT_OK && makes(j)) j->follows = !comm_end_batch(job_told_by(j));
+  if (j->result != RESULT_OK && job_makes(j)) j->follows = !jobs_end_batch(j);
   job_ended(j); /* before its user hears of the end */
   if (j->blocking) return;
   if (j->result != RESULT_OK) publish_error();
@@ -58,10 +55,12 @@ static bool start(job *first, pthread_t *thread) {
 }
 
 static void without_thread(job *j) {
-  j->result = fail(NULL, RESULT_SYSTEM,
+  j->result = fail(job_told_by(j), RESULT_SYSTEM,
                    "sagecomm: no thread could be started for a communicator of a group call: look at `ulimit -u`");
   memcpy(j->text, last_error(), sizeof j->text);
-  if (makes(j)) comm_end_batch(job_told_by(j));
+  if (!j->blocking) publish_error();
+  if (job_makes(j)) jobs_end_batch(j);
+  job_ended(j);
 }
 
 /* A handle such as that of the default stream is another stream on each device. */
@@ -127,7 +126,7 @@ static facade_result run_all(job *list) {
   job *waited = NULL, *heads = NULL, **heads_end = &heads;
   uint64_t batch = 0;
   for (job *j = list; j != NULL; j = j->next) {
-    if (makes(j) && list->next != NULL) comm_batch(job_told_by(j), &batch);
+    job_begin(j, list->next != NULL ? &batch : NULL);
     if (!j->blocking) {
       comm_set_state(job_told_by(j), RESULT_IN_PROGRESS, j->given_up);
       add_result(&result, RESULT_IN_PROGRESS);
@@ -195,7 +194,7 @@ static facade_result run_all(job *list) {
   return result;
 }
 
-/* Communicators are made first: the vendors do not permit their use in the same group call. */
+/* Communicators are made first: the vendors do not permit their use in the same group call. Where one could not be made, nothing is issued. */
 facade_result jobs_run(job *list) {
   job *made = NULL, *used = NULL, **made_end = &made, **used_end = &used;
   for (job *j = list; j != NULL; j = j->next) {
@@ -204,8 +203,13 @@ facade_result jobs_run(job *list) {
     *end = &j->next;
   }
   *made_end = *used_end = NULL;
-  facade_result result = run_all(made), then = run_all(used);
-  return result == RESULT_OK || (result == RESULT_IN_PROGRESS && then != RESULT_OK) ? then : result;
+  facade_result result = run_all(made);
+  if (result != RESULT_OK && result != RESULT_IN_PROGRESS) {
+    jobs_drop(used);
+    return result;
+  }
+  facade_result then = run_all(used);
+  return then == RESULT_OK ? result : then;
 }
 
 facade_result job_now(job *j) { return run_all(j); }

@@ -108,10 +108,14 @@ facade_result comm_enter(comm_t comm, const char *function) {
   pthread_mutex_lock(&comm_lock);
   result = comm->state;
   bool joined = comm->group != 0 && !comm->finalizing;
+  char text[TEXT_BYTES];
+  memcpy(text, comm->text, sizeof text);
   pthread_mutex_unlock(&comm_lock);
   if (result == RESULT_IN_PROGRESS) {
     result = fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
-  } else if (result == RESULT_OK && !joined) {
+  } else if (result != RESULT_OK) {
+    remember(result, text); /* which a thread of the library may have had */
+  } else if (!joined) {
     result = unusable(function);
   }
   if (result != RESULT_OK) comm_release(comm);
@@ -132,27 +136,6 @@ void comm_release(comm_t comm) {
   if (comm->group != 0) core()->group_destroy(comm->group, &err); /* fails only if there is no such group any more */
   free(comm->reductions);
   free(comm);
-}
-
-void comm_batch(comm_t comm, uint64_t *batch) {
-  static uint64_t batches;
-  pthread_mutex_lock(&comm_lock);
-  if (*batch == 0) *batch = ++batches;
-  comm->batch = *batch;
-  pthread_mutex_unlock(&comm_lock);
-}
-
-bool comm_end_batch(comm_t comm) {
-  pthread_mutex_lock(&comm_lock);
-  bool first = __atomic_load_n(&comm->cancelled, __ATOMIC_ACQUIRE) != CANCELLED_BY_GROUP;
-  for (comm_t each = all; first && each != NULL; each = each->next) {
-    int32_t none = 0;
-    if (each == comm || each->batch == 0 || each->batch != comm->batch || each->group != 0) continue;
-    __atomic_compare_exchange_n(&each->cancelled, &none, CANCELLED_BY_GROUP, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-  }
-  pthread_mutex_unlock(&comm_lock);
-  job_cancelled();
-  return first;
 }
 
 bool comm_begin(comm_t comm) {
@@ -187,10 +170,7 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason) {
   if (first) comm->holders--;
   sagecomm_group group = comm->group;
   pthread_mutex_unlock(&comm_lock);
-  if (reason != NULL || group == 0) { /* a join that goes on ends too */
-    __atomic_store_n(&comm->cancelled, CANCELLED_BY_ABORT, __ATOMIC_RELEASE);
-    job_cancelled();
-  }
+  if (reason != NULL || group == 0) jobs_cancel(comm); /* a join that goes on ends too */
   if (reason != NULL) {
     sagecomm_error err;
     if (first && group != 0) core()->group_leave(group, reason, &err);
@@ -276,7 +256,6 @@ bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size) {
   bool wanted = !comm->destroyed;
   if (wanted) {
     comm->group = group;
-    if (comm->cancelled == CANCELLED_BY_GROUP) comm->cancelled = 0; /* too late: it is made */
     comm->rank = rank;
     comm->size = size;
   }
@@ -316,7 +295,8 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
     scr_note_acquired(comm); /* what a thread of this library has done for it */
     sagecomm_error err = {0};
     int32_t status = group == 0 ? SAGECOMM_OK : core()->group_error(group, &err);
-    if (masked && status == SAGECOMM_ABORTED && strcmp(err.op, "shrink") == 0) {
+    sagecomm_error none;
+    if (masked && status == SAGECOMM_ABORTED && core()->group_shrunk(group, &none) == 1) {
       *error = RESULT_OK;
     } else if (status < 0 && comm_group(comm) == group) { /* it was not finalized meanwhile */
       *error = failed(comm, status, &err);

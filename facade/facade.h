@@ -98,7 +98,7 @@ typedef struct reduction {
   const void *scalar; /* where the factor is to be read when an operation is issued, NULL: `factor` is it */
 } reduction;
 
-enum { CANCELLED_BY_ABORT = 1, CANCELLED_BY_GROUP };
+enum { CANCELLED_BY_ABORT = 1, CANCELLED_BY_GROUP = SAGECOMM_CANCEL_COLORS };
 
 struct FACADE_COMM {
   comm_t next;
@@ -108,12 +108,11 @@ struct FACADE_COMM {
   void *context;  /* of that device; both protected by the lock of comm.c */
   bool blocking;
   int64_t operations_ns; /* how long an operation may take */
-  int32_t cancelled;     /* not 0: its join is to end, CANCELLED_...; atomic */
   /* The rest is protected by the lock of comm.c. */
-  uint64_t batch;  /* the same for all that one group call makes, 0: it makes no other */
+  bool cancelled;  /* what makes it is to end, because its user has ended it */
   int holders;     /* calls and threads that use it, and 1 until it is destroyed */
   int issuing;     /* of the threads that hold it, those that may touch the buffers of calls */
-  int in_progress; /* jobs with calls of it that have not ended */
+  int in_progress; /* jobs with calls of it that run, or wait for their thread */
   bool destroyed, aborted;
   int given_up;         /* how often it was shrunk with an abort, which is no error of calls that began before */
   bool state_given_up;  /* `state` is that of such a call */
@@ -156,10 +155,6 @@ bool comm_give_up(comm_t comm);
 bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
 void comm_drop(comm_t comm);
-/* Makes communicators those of one group call: `batch` is 0 for the first of them, and the same for the others. */
-void comm_batch(comm_t comm, uint64_t *batch);
-/* Ends the joins of the communicators of the same group call, because this one is not made. Returns false if it was ended that way itself. */
-bool comm_end_batch(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
@@ -225,9 +220,14 @@ typedef struct job {
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
   bool in_progress; /* of calls: it counts in its communicator, until it has ended */
-  int given_up;     /* of calls: the number in its communicator when it began */
-  bool follows;     /* of what makes a communicator: it has failed because another one of the same group call has */
-  bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
+  int given_up;     /* of calls: the number in its communicator when it was called */
+  /* Of all but calls, while they run or wait for that; protected by the lock of comm.c, but for `cancelled`, which is atomic. */
+  bool listed;
+  struct job *listed_next;
+  int32_t cancelled; /* not 0: it is to end, CANCELLED_... */
+  uint64_t batch;    /* the same for all that one group call makes, 0: it makes no other */
+  bool follows;      /* of what makes a communicator: it has failed because another one of the same group call has */
+  bool derives;      /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
   char text[TEXT_BYTES];
@@ -245,6 +245,10 @@ facade_result refused(facade_result result);
 /* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call, or, for a
  * finalization, calls are: the ranks could not tell which is which, and a finalization would wait for what the group call begins. */
 bool job_derive(job *j);
+/* Whether the group of this thread has calls of a communicator. */
+bool calls_collected(comm_t comm);
+/* Frees jobs of which nothing was sent. */
+void jobs_drop(job *list);
 void group_start(void);
 facade_result group_end(void);
 /* Ends a group call without its calls. Returns false if there is none. */
@@ -252,21 +256,30 @@ bool group_drop(void);
 
 /* ---- job.c ---- */
 
+#define FACADE_ANOTHER_FAILED "sagecomm: another communicator of the same group call could not be made"
+
 /* Returns the communicator whose state tells how a job goes on. */
 comm_t job_told_by(const job *j);
+/* Whether a communicator becomes of a job, on this rank or on another one. */
+bool job_makes(const job *j);
 /* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
 void job_take_place(job *j);
-/* Counts a job with calls. Requires: it has its communicator. */
-void job_begin(job *j);
-/* Takes a job that has ended off the count and the list of its communicator. */
+/* Notes when a job with calls was called. Requires: it has its communicator. */
+void job_called(job *j);
+/* Counts a job that is to run. Those that make communicators are of one group call: `batch` is 0 for the first of them, and the same for
+ * the others; NULL: there is one only. */
+void job_begin(job *j, uint64_t *batch);
+/* Takes a job that has ended off the counts and lists. */
 void job_ended(job *j);
 /* Notes what is current on the thread that calls. */
 void job_note_context(job *j);
 /* Does what a job is for. */
 facade_result job_run(job *j);
 void job_free(job *j);
-/* Wakes the jobs that wait for their turn, because a communicator was aborted. */
-void job_cancelled(void);
+/* Ends the jobs that make a communicator, or wait to split, shrink or finalize it, because its user has ended it. */
+void jobs_cancel(comm_t comm);
+/* Ends what the same group call makes beside a job, because that has failed. Returns false if it was ended that way itself. */
+bool jobs_end_batch(job *j);
 
 /* ---- chain.c ---- */
 

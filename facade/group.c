@@ -17,8 +17,22 @@ bool job_derive(job *j) {
   return true;
 }
 
-/* Frees jobs of which nothing was sent. */
-static void drop(job *list) {
+bool calls_collected(comm_t comm) {
+  for (job *each = jobs; each != NULL; each = each->next) {
+    if (each->kind == JOB_CALLS && each->comm == comm) return true;
+  }
+  return false;
+}
+
+/* Whether the group of this thread aborts the operations of a communicator. */
+static bool aborts(comm_t comm) {
+  for (job *each = jobs; each != NULL; each = each->next) {
+    if (each->comm == comm && each->aborts) return true;
+  }
+  return false;
+}
+
+void jobs_drop(job *list) {
   while (list != NULL) {
     job *j = list;
     list = j->next;
@@ -33,7 +47,7 @@ static pthread_key_t thread_ends;
 static void drop_of_thread(void *list) {
   job **of_thread = list;
   for (job *j = *of_thread; j != NULL; j = j->next) j->made = NULL; /* it may point into the stack of the thread */
-  drop(*of_thread);
+  jobs_drop(*of_thread);
   *of_thread = NULL;
 }
 
@@ -78,11 +92,20 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
     job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
     job_note_context(&alone);
-    job_begin(&alone);
+    job_called(&alone);
+    job_begin(&alone, NULL);
     facade_result result = job_run(&alone);
     job_ended(&alone);
     free(c->lists);
     return result;
+  }
+  if (aborts(comm)) {
+    free(c->lists);
+    return fail(
+        comm, RESULT_USAGE,
+        "sagecomm: %s: a shrink that aborts this communicator is in the same group call: make the call before it, "
+        "or of the new communicator",
+        function);
   }
   if (!comm->blocking && of_thread(c)) {
     free(c->lists);
@@ -118,7 +141,7 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   comm_hold_again(comm);
   j->comm = comm;
   job_note_context(j);
-  job_begin(j);
+  job_called(j);
   return job_submit(j);
 }
 
@@ -167,7 +190,7 @@ static facade_result end(void) {
   if (result == RESULT_OK) result = check_streams(list);
   if (result == RESULT_OK) result = check_calls(list);
   if (result == RESULT_OK) return jobs_run(list);
-  drop(list);
+  jobs_drop(list);
   return result;
 }
 

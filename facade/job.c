@@ -19,48 +19,96 @@ void job_take_place(job *j) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-void job_begin(job *j) {
+void job_called(job *j) {
   pthread_mutex_lock(&comm_lock);
-  j->comm->in_progress++;
-  j->in_progress = true;
   j->given_up = j->comm->given_up;
   pthread_mutex_unlock(&comm_lock);
 }
 
+bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FINALIZE; }
+
+/* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
+static job *listed;
+
+void job_begin(job *j, uint64_t *batch) {
+  static uint64_t batches;
+  pthread_mutex_lock(&comm_lock);
+  if (j->kind == JOB_CALLS) {
+    j->comm->in_progress++;
+    j->in_progress = true;
+  } else {
+    if (batch != NULL && *batch == 0) *batch = ++batches;
+    if (batch != NULL && job_makes(j)) j->batch = *batch;
+    if (job_told_by(j)->cancelled) j->cancelled = CANCELLED_BY_ABORT;
+    j->listed_next = listed;
+    listed = j;
+    j->listed = true;
+  }
+  pthread_mutex_unlock(&comm_lock);
+}
+
 void job_ended(job *j) {
-  if (!j->derives && !j->in_progress) return;
+  if (!j->derives && !j->in_progress && !j->listed) return;
   pthread_mutex_lock(&comm_lock);
   if (j->in_progress) j->comm->in_progress--;
+  if (j->listed) {
+    job **at = &listed;
+    while (*at != j) at = &(*at)->listed_next;
+    *at = j->listed_next;
+  }
   if (j->derives) {
     job **at = &j->comm->deriving;
     while (*at != j) at = &(*at)->derives_next;
     *at = j->derives_next;
     pthread_cond_broadcast(&turn);
   }
-  j->derives = j->in_progress = false;
+  j->derives = j->in_progress = j->listed = false;
   pthread_mutex_unlock(&comm_lock);
 }
 
-void job_cancelled(void) {
+/* Requires: the lock. */
+static void cancel(job *j, int32_t why) {
+  int32_t none = 0;
+  __atomic_compare_exchange_n(&j->cancelled, &none, why, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+void jobs_cancel(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
+  comm->cancelled = true;
+  for (job *j = listed; j != NULL; j = j->listed_next) {
+    if (job_told_by(j) == comm) cancel(j, CANCELLED_BY_ABORT);
+  }
   pthread_cond_broadcast(&turn);
   pthread_mutex_unlock(&comm_lock);
+}
+
+bool jobs_end_batch(job *j) {
+  pthread_mutex_lock(&comm_lock);
+  bool first = j->cancelled != CANCELLED_BY_GROUP;
+  for (job *each = listed; first && each != NULL; each = each->listed_next) {
+    if (each != j && each->batch != 0 && each->batch == j->batch) cancel(each, CANCELLED_BY_GROUP);
+  }
+  pthread_cond_broadcast(&turn);
+  pthread_mutex_unlock(&comm_lock);
+  return first;
 }
 
 /* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
 static facade_result await_turn(job *j) {
   if (!j->derives) return RESULT_OK;
-  comm_t told = job_told_by(j);
   pthread_mutex_lock(&comm_lock);
-  bool ended = false;
-  while (j->comm->deriving != j && !ended) {
-    ended = __atomic_load_n(&told->cancelled, __ATOMIC_ACQUIRE) != 0;
-    if (!ended) pthread_cond_wait(&turn, &comm_lock);
+  int32_t ended = 0;
+  while (j->comm->deriving != j && ended == 0) {
+    ended = j->cancelled;
+    if (ended == 0) pthread_cond_wait(&turn, &comm_lock);
   }
   pthread_mutex_unlock(&comm_lock);
-  if (!ended) return RESULT_OK;
+  if (ended == 0) return RESULT_OK;
   facade_result result =
-      fail(told, RESULT_USAGE, "sagecomm: the communicator was aborted before its split, shrink or finalization began");
+      ended == CANCELLED_BY_GROUP
+          ? fail(job_told_by(j), RESULT_REMOTE, FACADE_ANOTHER_FAILED)
+          : fail(job_told_by(j), RESULT_USAGE,
+                 "sagecomm: the communicator was aborted before its split, shrink or finalization began");
   if (j->blocking) join_dropped(j);
   return result;
 }

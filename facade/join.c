@@ -61,7 +61,7 @@ facade_result join_run(job *j) {
                           .name = made->name,
                           .timeout_ns = j->timeout_ns,
                           .operations_ns = made->operations_ns,
-                          .cancelled = &told->cancelled};
+                          .cancelled = &j->cancelled};
     status = core()->group_join(&join, 1, &group, &err);
   } else {
     sagecomm_child child = {.struct_size = sizeof child,
@@ -71,7 +71,7 @@ facade_result join_run(job *j) {
                             .name = j->name,
                             .timeout_ns = j->timeout_ns,
                             .operations_ns = told->operations_ns,
-                            .cancelled = &told->cancelled};
+                            .cancelled = &j->cancelled};
     if (j->kind == JOB_SUBSET) {
       child.members = j->ranks;
       child.n_members = (uint32_t)j->n_ranks;
@@ -87,8 +87,8 @@ facade_result join_run(job *j) {
                                   : core()->group_shrink(&child, 1, &group, &err);
   }
   facade_result result = status < 0 ? failed(told, status, &err) : RESULT_OK;
-  if (status == SAGECOMM_ABORTED && __atomic_load_n(&told->cancelled, __ATOMIC_ACQUIRE) == CANCELLED_BY_GROUP) {
-    result = fail(told, result, "sagecomm: another communicator of the same group call could not be made");
+  if (status == SAGECOMM_ABORTED && __atomic_load_n(&j->cancelled, __ATOMIC_ACQUIRE) == CANCELLED_BY_GROUP) {
+    result = fail(told, result, FACADE_ANOTHER_FAILED);
   }
   if (result == RESULT_OK && group != 0) result = accept(made, group);
   if (result != RESULT_OK && j->blocking) join_dropped(j); /* otherwise its user asks it for its state, and ends it */

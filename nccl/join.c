@@ -94,8 +94,16 @@ static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int 
   ncclResult_t result = made == NULL ? fail(NULL, ncclInvalidArgument, "sagecomm: %s: newcomm is NULL", function)
                                      : check_config(config, function);
   if (result == ncclSuccess) result = kind == JOB_SPLIT ? comm_enter(comm, function) : hold_joined(comm, function);
+  bool aborts = (flags & NCCL_SHRINK_ABORT) != 0;
   if (result == ncclSuccess) {
     result = check_excluded(function, comm, excluded, n);
+    if (result == ncclSuccess && aborts && calls_collected(comm)) {
+      result =
+          fail(comm, ncclInvalidUsage,
+               "sagecomm: %s: a call of this communicator is in the same group call, which the shrink would abort: "
+               "shrink it afterwards",
+               function);
+    }
     if (result != ncclSuccess) comm_release(comm);
   }
   if (result != ncclSuccess) {
@@ -108,7 +116,7 @@ static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int 
   if (j == NULL) return refused(ncclInvalidUsage);
   j->color = color;
   j->key = key;
-  j->aborts = (flags & NCCL_SHRINK_ABORT) != 0;
+  j->aborts = aborts;
   if (kind == JOB_SPLIT) {
     snprintf(j->name, sizeof j->name, "%.40s/%d", comm->name, color);
   } else {

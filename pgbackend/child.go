@@ -30,6 +30,7 @@ type Child struct {
 	Operations time.Duration     // of operations; 0: Timeout
 	Options    map[string]string // nil: those of the parent
 	Context    context.Context   // its end ends the meeting of the ranks, unless the group is made; nil: nothing does
+	Colors     context.Context   // of Split: its end aborts the parent, unless the ranks know all colors; nil: nothing does
 }
 
 // Aborts says whether Shrink aborts the parent first.
@@ -82,6 +83,11 @@ func (p *Process) split(c Child) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The ranks cannot take back what they have told each other, so the end of an exchange is that of the group.
+	stop := context.AfterFunc(contextOf(c.Colors), func() {
+		g.guard(func() { g.abortFor("split", 0, "another group of the same call could not be made") })
+	})
+	defer stop()
 	all, f := g.exchange(topicMembers, "split", mine, timeout)
 	if f != nil {
 		return nil, f
@@ -108,6 +114,7 @@ func (p *Process) split(c Child) (*Group, error) {
 	if all, f = g.exchange(topicMembers, "ids of the groups of a split", mine, timeout); f != nil {
 		return nil, f
 	}
+	stop()
 	if len(members) == 0 {
 		return nil, nil
 	}
@@ -181,8 +188,12 @@ func (p *Process) shrink(c Child) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.Aborts == AbortAnyway || c.Aborts == AbortOutstanding && c.Parent.outstanding() {
-		c.Parent.abortFor("shrink", "it is shrunk, and its operations were to be aborted")
+	if c.Aborts != NoAbort {
+		number := purposeHash(at.name)
+		c.Parent.shrinkAborts(number)
+		if c.Aborts == AbortAnyway || c.Parent.outstanding() {
+			c.Parent.abortFor("shrink", number, "it is shrunk, and its operations were to be aborted")
+		}
 	}
 	// The parent may be destroyed from here on.
 	child, err := p.joinAt(contextOf(c.Context), at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout()))
@@ -195,7 +206,8 @@ func (p *Process) shrink(c Child) (*Group, error) {
 // shrinkPlan is where the ranks that stay meet.
 type shrinkPlan struct {
 	members []int  // ranks of the parent
-	text    string // what the id is derived from, without the number of the group
+	text    string // what the name is made of, without the number of the group
+	name    string // of the call, which all ranks that stay make; the id is derived from it
 	id      bootstrap.ID
 	job     []byte // the secret of the parent's job
 }
@@ -259,7 +271,8 @@ func (p *Process) serveShrink(g *Group, at shrinkPlan, refuse refusal) (shrinkPl
 		return refuse("%s has no server", g.who(at.members[0]))
 	}
 	at.job = g.birth.job
-	at.id = g.birth.id.Derive(fmt.Sprintf("%s, group %d", at.text, g.shrinksOf(at.text)), first.Addresses, first.Port)
+	at.name = fmt.Sprintf("%s, group %d", at.text, g.shrinksOf(at.text))
+	at.id = g.birth.id.Derive(at.name, first.Addresses, first.Port)
 	if at.members[0] == g.rank {
 		p.server.Serve(at.id, at.job)
 	}
@@ -281,4 +294,22 @@ func (g *Group) shrunk(text string) {
 		g.shrinks = map[string]int{}
 	}
 	g.shrinks[text]++
+}
+
+// shrinkAborts notes that this rank takes part in a shrink that may abort the group.
+func (g *Group) shrinkAborts(number uint64) {
+	g.shrinking.Lock()
+	defer g.shrinking.Unlock()
+	g.aborting = append(g.aborting, number)
+}
+
+// AbortedByShrink reports whether the group was aborted by a shrink in which this rank has taken part.
+func (g *Group) AbortedByShrink() bool {
+	f := g.failed()
+	if f == nil || f.Shrink == 0 {
+		return false
+	}
+	g.shrinking.Lock()
+	defer g.shrinking.Unlock()
+	return slices.Contains(g.aborting, f.Shrink)
 }

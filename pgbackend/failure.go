@@ -225,12 +225,12 @@ func (g *Group) Abort(reason string) {
 	if reason == "" {
 		reason = "abort() was called"
 	}
-	g.abortFor("", reason)
+	g.abortFor("", 0, reason)
 }
 
 // abortFor is Abort for a call of this library, whose name is the operation of the failure.
-func (g *Group) abortFor(call, reason string) {
-	g.fail(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Op: call,
+func (g *Group) abortFor(call string, shrink uint64, reason string) {
+	g.fail(&coll.Failure{Status: coll.Aborted, Rank: g.rank, Op: call, Shrink: shrink,
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 

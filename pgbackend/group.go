@@ -27,8 +27,9 @@ type Group struct {
 	settings         *env.Settings
 	options          map[string]string            // of Config
 	birth            *birth                       // nil: the group met over a store of the caller
-	shrinking        sync.Mutex                   // guards shrinks
+	shrinking        sync.Mutex                   // guards shrinks and aborting
 	shrinks          map[string]int               // number of groups that were made by Shrink with a list, by the list's text
+	aborting         []uint64                     // the shrinks in which this rank has taken part that may abort the group
 	flights          int                          // capacity of the flight recorder, in operations
 	timeline         bool                         // the group keeps events for the timeline
 	members          []member                     // by rank
@@ -80,7 +81,6 @@ type Group struct {
 	composites atomic.Int64 // number of composite operations that are not complete
 	sparseSums atomic.Int64 // number of sparse all_reduces that this rank has issued
 	exchanges  atomic.Int64 // number of control exchanges that are under way on this rank
-	captured   atomic.Bool  // graphs have operations of the group
 
 	description atomic.Pointer[string] // the user's description of the group
 	stacks      observe.Stacks

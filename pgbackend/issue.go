@@ -41,9 +41,6 @@ func (g *Group) issue(call runner.Call) *coll.Failure {
 	if err != nil {
 		return g.issued(op, err)
 	}
-	if prepared.Captured {
-		g.captured.Store(true)
-	}
 	return g.issued(op, lane.engine.Issue(call, op, prepared))
 }
 

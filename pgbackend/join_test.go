@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -190,6 +191,29 @@ func TestCancelledJoins(t *testing.T) {
 		_, err := Get().Shrink([]Child{{Parent: groups[1], LeftOut: []int{2}, Label: 1, Timeout: time.Hour, Context: ctx, Members: []int{0, 1}}})
 		return err
 	})
+}
+
+// The end of a split while the colors of other ranks are not known aborts the parent, on a rank with no color as well.
+func TestCancelledColors(t *testing.T) {
+	for _, color := range []int{0, -1} {
+		groups := joined(t, 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		end := make(chan error, 1)
+		go func() {
+			_, err := Get().Split([]Child{{Parent: groups[0], Color: color, Timeout: time.Hour, Colors: ctx}})
+			end <- err
+		}()
+		for groups[0].exchanges.Load() == 0 {
+			runtime.Gosched()
+		}
+		cancel()
+		err := <-end
+		var f *coll.Failure
+		require.ErrorAs(t, err, &f)
+		require.Equal(t, coll.Aborted, f.Status)
+		require.Contains(t, f.Message, "another group of the same call could not be made")
+		require.Equal(t, coll.Aborted, sum(groups[1], 1).Status)
+	}
 }
 
 // Finish tells how the operations have ended, which Destroy does not.

@@ -151,3 +151,23 @@ func TestShrinkAbortsWhatIsOutstanding(t *testing.T) {
 		})
 	}
 }
+
+// Whoever has called the shrink that has aborted the group is told so, and whoever has called another one, or none, is not.
+func TestWhichShrinkHasAborted(t *testing.T) {
+	groups := joined(t, 4)
+	shrink := func(ranks []int, leftOut []int, aborts Aborts) {
+		var list []*Group
+		for _, rank := range ranks {
+			list = append(list, groups[rank])
+		}
+		rest, err := Get().Shrink(children(list, func(int) Child { return Child{LeftOut: leftOut, Aborts: aborts} }))
+		require.NoError(t, err)
+		destroyAll(rest)
+	}
+	shrink([]int{0, 1, 2}, []int{3}, AbortOutstanding) // nothing is
+	shrink([]int{1, 2}, []int{0, 3}, AbortAnyway)
+	for rank, want := range []bool{false, true, true, false} {
+		require.NotNil(t, groups[rank].failed())
+		require.Equal(t, want, groups[rank].AbortedByShrink(), "rank %d", rank)
+	}
+}

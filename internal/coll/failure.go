@@ -11,6 +11,8 @@ type Failure struct {
 	Group    string `json:"group"`
 	Host     string `json:"host"` // host of Rank
 	Message  string `json:"message"`
+
+	Shrink uint64 `json:"shrink,omitempty"` // which shrink of the group has aborted it, 0: none
 }
 
 func (f *Failure) Error() string { return f.Message }

@@ -187,6 +187,19 @@ type Capturer interface {
 
 	// NewMark makes a mark.
 	NewMark() (Mark, error)
+
+	// NewGraphCount makes a count of graphs.
+	NewGraphCount() GraphCount
+}
+
+// GraphCount counts graphs. Any thread may call it.
+type GraphCount interface {
+	// Add counts the graph that the capture of a stream makes, until it and what was made of it are destroyed and none of its launches is
+	// under way, or the capture comes to nothing. After an error the graph is not counted: the driver does not tell when graphs end.
+	Add(s Stream) error
+
+	// Live returns how many of the graphs are left. The driver says a little later that one has gone.
+	Live() int
 }
 
 // Mark is a place in a capture.

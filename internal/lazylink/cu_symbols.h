@@ -74,6 +74,7 @@
   X(cuGraphDestroyNode) \
   X(cuGraphExecDestroy) \
   X(cuGraphGetEdges) \
+  X(cuGraphRetainUserObject) \
   X(cuIpcCloseMemHandle) \
   X(cuIpcGetMemHandle) \
   X(cuIpcOpenMemHandle_v2) \
@@ -99,7 +100,6 @@
   X(cuMemHostAlloc) \
   X(cuMemHostGetDevicePointer_v2) \
   X(cuMemHostRegister_v2) \
-  X(cuMemHostUnregister) \
   X(cuMemImportFromShareableHandle) \
   X(cuMemMap) \
   X(cuMemPrefetchAsync) \
@@ -193,4 +193,6 @@
   X(cuTexRefSetMipmapFilterMode) \
   X(cuTexRefSetMipmapLevelBias) \
   X(cuTexRefSetMipmapLevelClamp) \
-  X(cuThreadExchangeStreamCaptureMode)
+  X(cuThreadExchangeStreamCaptureMode) \
+  X(cuUserObjectCreate) \
+  X(cuUserObjectRelease)

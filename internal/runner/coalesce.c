@@ -156,12 +156,38 @@ static int32_t check_stretches(const sagecomm_op *ops, uint32_t n, const uint32_
   return SAGECOMM_OK;
 }
 
-/* Operations of two classes have no order. A send of a rank to itself and its recv may be one buffer. */
-enum { COLLECTIVE, SENT, RECEIVED, OWN, CLASSES };
+/* Operations of two classes have no order. */
+enum { COLLECTIVE, SENT, RECEIVED, CLASSES };
 
-static int class_of(const sagecomm_op *op, int32_t rank) {
-  if (op->kind < SAGECOMM_SEND) return COLLECTIVE;
-  return op->root == rank ? OWN : op->kind == SAGECOMM_SEND ? SENT : RECEIVED;
+static int class_of(const sagecomm_op *op) {
+  return op->kind < SAGECOMM_SEND ? COLLECTIVE : op->kind == SAGECOMM_SEND ? SENT : RECEIVED;
+}
+
+static bool own(const sagecomm_op *op, int32_t rank, int kind) { return (int)op->kind == kind && op->root == rank; }
+
+static bool one_memory(const sagecomm_op *sent, const sagecomm_op *received) {
+  if (sent->n_in != received->n_out) return false;
+  for (uint32_t i = 0; i < sent->n_in; i++) {
+    if (sent->in[i].data != received->out[i].data || sent->in[i].bytes != received->out[i].bytes) return false;
+  }
+  return true;
+}
+
+/* Collects the memory of all operations. A send of a rank to itself whose recv takes it into the same memory changes none, so it is
+ * left out. Recvs are for the sends in the order of their calls. */
+static size_t collect_all(range *out, const sagecomm_op *ops, uint32_t n, const uint32_t *batch, int32_t rank) {
+  size_t k = 0;
+  uint32_t recv = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (own(&ops[i], rank, SAGECOMM_SEND)) {
+      while (recv < n && !own(&ops[recv], rank, SAGECOMM_RECV)) recv++;
+      if (recv < n && one_memory(&ops[i], &ops[recv++])) continue;
+    }
+    if (batch[i] == SCR_LEFT_OUT) continue;
+    k += collect(out + k, ops[i].in, ops[i].n_in, i, false);
+    k += collect(out + k, ops[i].out, ops[i].n_out, i, true);
+  }
+  return k;
 }
 
 /* Returns SAGECOMM_INVALID if a p2p operation and a collective, or a send and a recv, share memory that one of them writes, because no
@@ -172,16 +198,11 @@ static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *bat
   bool several = false;
   for (uint32_t i = 0; i < n; i++) {
     all += (size_t)ops[i].n_in + ops[i].n_out;
-    several = several || class_of(&ops[i], rank) != class_of(&ops[0], rank);
+    several = several || class_of(&ops[i]) != class_of(&ops[0]);
   }
   if (!several) return SAGECOMM_OK;
   if (all > FEW && (r = malloc(all * sizeof *r)) == NULL) return scr_no_memory(err);
-  all = 0;
-  for (uint32_t i = 0; i < n; i++) {
-    if (batch[i] == SCR_LEFT_OUT) continue;
-    all += collect(r + all, ops[i].in, ops[i].n_in, i, false);
-    all += collect(r + all, ops[i].out, ops[i].n_out, i, true);
-  }
+  all = collect_all(r, ops, n, batch, rank);
   sort_ranges(r, all);
   /* For each class: the farthest end of the memory that its operations touch, and that they write, and the operation it belongs to. */
   struct {
@@ -191,7 +212,7 @@ static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *bat
   int32_t status = SAGECOMM_OK;
   for (size_t i = 0; i < all && status == SAGECOMM_OK; i++) {
     SCR_STEP();
-    int mine = class_of(&ops[r[i].op], rank);
+    int mine = class_of(&ops[r[i].op]);
     for (int other = 0; other < CLASSES && status == SAGECOMM_OK; other++) {
       if (other == mine) continue;
       if (written[other].to > r[i].from) {

@@ -147,6 +147,11 @@ func TestFacadeRefusesMisuse(t *testing.T) {
 	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes", "arguments", "threads", "destroys")
 }
 
+// What a group call that fails leaves, and what a shrink that aborts has to do with other calls.
+func TestFacadeInGroupCalls(t *testing.T) {
+	playCases(t, "nccl_groups", "colors", "colorless", "issues", "beside", "collected", "others", "crosses")
+}
+
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.
 func playCases(t *testing.T, file string, cases ...string) {
 	t.Helper()

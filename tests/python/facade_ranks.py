@@ -461,6 +461,45 @@ def replayed(rank: int, size: int, store: str) -> None:
     cuda_holds.check()
 
 
+def aborts_beside_graphs(rank: int, size: int, store: str, kept: bool) -> str:
+    """Rank 0 aborts a communicator of which all operations are complete, while a graph has one of them, or when the
+    graph is destroyed. Returns what the others hear when they need rank 0."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    library, names = Library(), dist.FileStore(store, size)
+    if rank == 0:
+        names.set("id", library.unique_id())
+    comm = library.communicator(size, names.get("id"), rank)
+    t = mine_of(rank)
+    reduce = ("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm)
+    library.call(*reduce, stream())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        library.call(*reduce, stream())
+    graph.replay()
+    torch.cuda.synchronize()
+    names.set(f"launched {rank}", b"")
+    for peer in range(size):
+        names.get(f"launched {peer}")
+    if not kept:
+        del graph
+    if rank == 0:
+        library.call("ncclCommAbort", comm)
+        names.set("aborted", b"")
+        return ""
+    names.get("aborted")
+    try:
+        library.call(*reduce, stream())
+        while library.asynchronous_error(comm) == 0:
+            torch.cuda.synchronize()
+        text = library.library.ncclGetLastError(comm).decode()
+    except Error as error:
+        assert error.result == REMOTE_ERROR, error
+        text = str(error)
+    library.call("ncclCommDestroy", comm)
+    return text
+
+
 def to_itself(rank: int, size: int, store: str) -> str:
     """Each rank sends to itself, in one buffer and in two, while the buffers are late. Returns why a send alone is
     refused."""

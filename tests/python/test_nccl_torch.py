@@ -127,6 +127,17 @@ def test_graphs(facade_bed: CudaBed, size: int) -> None:
     facade_bed.ranks("facade_ranks:replayed", size, **SETTINGS, SAGECOMM_ENGINE="cuda")
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "destroyed"])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+def test_an_abort_beside_graphs(facade_bed: CudaBed, kept: bool, told: bool) -> None:
+    """A graph that was destroyed is none, where the driver tells of that."""
+    settings = {**SETTINGS, "SAGECOMM_ENGINE": "cuda"}
+    if not told:
+        settings["EMULATOR_FAULTS"] = "cuUserObjectCreate@1+=not_supported"
+    text = facade_bed.ranks("facade_ranks:aborts_beside_graphs", 2, kept, **settings)[1]
+    assert ("was aborted by rank 0" if kept or not told else "has left") in text, text
+
+
 @pytest.mark.parametrize("engine", quickly(["staged"], ["staged", "cuda"]))
 def test_a_rank_sends_to_itself(facade_bed: CudaBed, engine: str) -> None:
     for text in facade_bed.ranks("facade_ranks:to_itself", 2, **SETTINGS, SAGECOMM_ENGINE=engine):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,10 @@ if DEVICES:
         _answer(_module, "device_count", lambda: DEVICES)
     torch.utils._triton.has_triton = lambda **_: False  # nothing compiles kernels for these devices
     if "LD_PRELOAD" not in os.environ:
-        os.environ.update(fake_cuda.environment(devices=DEVICES))  # for processes that begin from here on
+        preload = [Path(each) for each in os.environ.get("SUITE_PRELOAD", "").split() if each]
+        os.environ.update(
+            fake_cuda.environment(devices=DEVICES, preload=preload)
+        )  # for processes that begin from here on
 
 
 def begin() -> None:

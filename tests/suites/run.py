@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "emulator"))
+sys.path[:0] = [str(HERE.parent / "emulator"), str(HERE.parent / "python")]
 
 import fake_cuda  # noqa: E402
-from expected import DIFFERENCES, MOST, OF_ONE_CONFIGURATION  # noqa: E402
+import nccl_facade  # noqa: E402
+from expected import DIFFERENCES, MOST, OF_ONE_CONFIGURATION, ON_NCCL, ON_NCCL2  # noqa: E402
 
 LOGS = HERE.parents[1] / "build" / "suites"  # what the ranks write, which is a lot
 TEST_TIMEOUT_S = 120  # of one test; after that torch shows the stacks of its ranks
@@ -45,6 +46,7 @@ class Configuration:
     cuda: bool = False  # the tests of CUDA tensors, on emulated devices, one for each rank
     tests: str = "torch_tests"  # the module that has them
     from_repository: bool = False  # they are in no wheel
+    nccl_class: str = ""  # torch's own, which answers to the name; empty: sagecomm does
 
 
 CONFIGURATIONS = {
@@ -98,6 +100,22 @@ CONFIGURATIONS = {
     "backends_cuda": Configuration(
         told="sagecomm", ranks=2, at_least=36, tests="backend_tests", from_repository=True, cuda=True
     ),
+    # The tests are told "nccl", and torch's own backend of that name answers, over libsagecomm_nccl.so.
+    "nccl": Configuration(
+        told="nccl",
+        ranks=2,
+        at_least=134,
+        smoke=(
+            "test_all_reduce_sum_cuda_async",
+            "test_all_to_all_cuda",
+            "test_batch_isend_irecv_nccl",
+            "test_ddp_hook_parity_allreduce",
+            "test_reduce_scatter_v_cuda",
+        ),
+        cuda=True,
+        nccl_class="ProcessGroupNCCL",
+    ),
+    "nccl2": Configuration(told="nccl", ranks=2, at_least=121, cuda=True, nccl_class="ProcessGroupNCCL2"),
 }
 
 
@@ -105,6 +123,8 @@ def expected_failures(name: str) -> dict[str, str]:
     """The tests that are expected to fail in that configuration, and why."""
     if len(DIFFERENCES) > MOST:
         raise SystemExit(f"{len(DIFFERENCES)} expected differences, {MOST} are allowed: mend something")
+    if of := CONFIGURATIONS[name].nccl_class:
+        return ON_NCCL2 if of == "ProcessGroupNCCL2" else ON_NCCL
     failures = {test: each.reason for test, each in DIFFERENCES.items() if name in each.configurations}
     return failures | OF_ONE_CONFIGURATION.get(name, {})
 
@@ -255,10 +275,13 @@ def environment(configuration: Configuration, backend: str) -> Mapping[str, str]
     if configuration.cuda:
         fake_cuda.build()
         cuda = {"SUITE_DEVICES": str(configuration.ranks), "EMULATOR_KICK_MS": "5"}
+        if configuration.nccl_class:
+            cuda["SUITE_PRELOAD"] = str(nccl_facade.FACADE)
+            cuda["TORCH_DIST_USE_NCCL2"] = str(int(configuration.nccl_class == "ProcessGroupNCCL2"))
     return {
         **cuda,
         "BACKEND": configuration.told if backend == "sagecomm" else backend,
-        "SUITE_SERVED_BY": backend,
+        "SUITE_SERVED_BY": configuration.told if configuration.nccl_class else backend,
         "SUITE_FOR_EVERY_NAME": "yes" if configuration.told == "sagecomm" else "no",
         "WORLD_SIZE": str(configuration.ranks),
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_TIMEOUT_S),

@@ -50,3 +50,6 @@ func (*Driver) Relaxed(func() error) error { return errNotBuilt }
 
 // NewMark returns an error.
 func (*Driver) NewMark() (device.Mark, error) { return nil, errNotBuilt }
+
+// NewGraphCount returns nil: there is nothing that could be captured.
+func (*Driver) NewGraphCount() device.GraphCount { return nil }

@@ -3,6 +3,7 @@ package vendor
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -72,6 +73,9 @@ func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream,
 		return false, err
 	}
 	return c.inOrder(rt, stream, func(number uint64) (begun bool, err error) {
+		if number != c.captured.number {
+			c.countGraph(rt, stream)
+		}
 		if err := s.gather(rt, stream); err != nil {
 			return false, err
 		}
@@ -116,6 +120,20 @@ func (c *communicator) inOrder(rt device.Capturer, stream device.Stream, queue f
 	return true, nil
 }
 
+// countGraph counts the graph that the capture of a stream makes.
+// Requires: Engine.issuing.
+func (c *communicator) countGraph(rt device.Capturer, stream device.Stream) {
+	if c.captured.graphs == nil {
+		c.captured.graphs = rt.NewGraphCount()
+		c.engine.mu.Lock()
+		c.engine.graphs = append(c.engine.graphs, c.captured.graphs)
+		c.engine.mu.Unlock()
+	}
+	if c.captured.graphs.Add(stream) != nil {
+		c.engine.uncounted.Store(true)
+	}
+}
+
 // takeCaptured returns the address of memory with so much room for an operation of a graph. Captured operations of a group run one after
 // the other, so they share it.
 // Requires: Engine.issuing.
@@ -145,4 +163,14 @@ func (e *Engine) Captured() uint64 {
 		n += other.Captured()
 	}
 	return n
+}
+
+// HasGraphs reports whether graphs that were not destroyed have operations. They may be running.
+func (e *Engine) HasGraphs() bool {
+	if other, ok := e.without.(*Engine); ok && other.HasGraphs() || e.uncounted.Load() {
+		return true
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.graphs, func(c device.GraphCount) bool { return c.Live() > 0 })
 }

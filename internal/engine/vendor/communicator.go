@@ -47,6 +47,7 @@ type communicator struct {
 		room   uint64
 		number uint64
 		mark   device.Mark // nil: there was no capture
+		graphs device.GraphCount
 	}
 }
 

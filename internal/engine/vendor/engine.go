@@ -76,13 +76,15 @@ type Engine struct {
 	// numbers.
 	issuing turn
 
-	captured atomic.Uint64 // operations
-	reports  atomic.Int64  // errors that wait until the group is down
+	captured  atomic.Uint64 // operations
+	uncounted atomic.Bool   // graphs have operations, and the driver does not tell when they end
+	reports   atomic.Int64  // errors that wait until the group is down
 
 	mu     sync.Mutex // guards what follows; held for an instant
 	known  map[coll.Device]*communicator
 	making map[coll.Device]*making
 	early  map[coll.Device]bool // whose early calls are made
+	graphs []device.GraphCount  // those of the communicators
 	down   atomic.Bool          // the group is down
 	gone   chan struct{}        // closed then
 }

@@ -166,6 +166,42 @@ func TestOperationsOfACaptureAreInOrder(t *testing.T) {
 	}
 }
 
+// graphsOf counts graphs, unless the driver does not tell of their end.
+type graphsOf struct {
+	device.Capturer
+	untold error
+	live   int
+}
+
+func (g *graphsOf) NewGraphCount() device.GraphCount { return g }
+func (g *graphsOf) Live() int                        { return g.live }
+
+func (g *graphsOf) Add(device.Stream) error {
+	if g.untold == nil {
+		g.live++
+	}
+	return g.untold
+}
+
+// A graph has operations of the engine until it is destroyed, and for ever where the driver does not tell.
+func TestGraphsThatAreDestroyed(t *testing.T) {
+	e, other := &Engine{}, &Engine{}
+	e.without = other
+	first, second := &communicator{engine: e}, &communicator{engine: e}
+	var one, two graphsOf
+	require.False(t, e.HasGraphs())
+	first.countGraph(&one, device.Stream{})
+	first.countGraph(&one, device.Stream{})
+	second.countGraph(&two, device.Stream{})
+	for _, left := range [][2]int{{2, 0}, {0, 1}, {0, 0}} {
+		one.live, two.live = left[0], left[1]
+		require.Equal(t, left != [2]int{}, e.HasGraphs())
+	}
+	beside := &communicator{engine: other}
+	beside.countGraph(&graphsOf{untold: errors.New("not told")}, device.Stream{})
+	require.True(t, e.HasGraphs())
+}
+
 // A communicator that graphs use is not destroyed, and its abort does not wait for their end for ever.
 func TestTheEndOfACommunicatorWithGraphs(t *testing.T) {
 	m, g := graphMember()

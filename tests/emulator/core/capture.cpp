@@ -50,6 +50,7 @@ Status Captures::begin(Stream &stream, CaptureMode mode) {
   capture->mode = mode;
   capture->origin = &stream;
   capture->thread = std::this_thread::get_id();
+  capture->handle = reinterpret_cast<GraphHandle>(uintptr_t{++graphs_made_} << 8 | graph_tag);
   capture->graph = std::make_shared<Graph>();
   capture->ends[&stream] = {};
   stream.capture = capture.get();
@@ -70,7 +71,7 @@ Status Captures::end(Stream &stream, GraphHandle *graph, std::shared_ptr<Graph> 
   leave(capture);
   if (ended->status == CaptureStatus::invalidated) return Status::capture_invalidated;
   if (!joined(capture)) return Status::capture_unjoined;
-  *graph = reinterpret_cast<GraphHandle>(uintptr_t{++graphs_made_} << 8 | graph_tag);
+  *graph = ended->handle;
   graphs_[*graph] = ended->graph;
   return Status::success;
 }
@@ -149,6 +150,12 @@ std::shared_ptr<Graph> Captures::find(GraphHandle handle) const {
   return found == graphs_.end() ? nullptr : found->second;
 }
 
+std::shared_ptr<Graph> Captures::find_captured(GraphHandle handle) const {
+  for (const auto &[id, capture] : active_)
+    if (capture->handle == handle && capture->status == CaptureStatus::active) return capture->graph;
+  return find(handle);
+}
+
 std::shared_ptr<Graph> Captures::take(GraphHandle handle) {
   auto found = graphs_.extract(handle);
   return found.empty() ? nullptr : std::move(found.mapped());
@@ -207,6 +214,7 @@ Status launch_graph(GraphHandle handle, StreamHandle stream_handle) {
       }
   for (const Graph::Node &node : graph->nodes) {
     Task task = node.task;
+    task.kept = graph->kept;
     if (task.condition != nullptr) task.condition = std::make_shared<Condition>(*task.condition);
     status = queue(call, *stream, std::move(task));
     if (status != Status::success) return status;
@@ -228,6 +236,25 @@ Status graph_size(GraphHandle handle, size_t *tasks) {
   std::shared_ptr<Graph> graph = call.state().captures.find(handle);
   if (graph == nullptr) return Status::invalid_handle;
   *tasks = graph->nodes.size();
+  return Status::success;
+}
+
+Status captured_graph(StreamHandle handle, GraphHandle *graph) {
+  Call call;
+  Stream *stream = nullptr;
+  Status status = call ? call.stream(handle, &stream) : call.status();
+  if (status != Status::success) return status;
+  bool active = stream->capture != nullptr && stream->capture->status == CaptureStatus::active;
+  *graph = active ? stream->capture->handle : nullptr;
+  return Status::success;
+}
+
+Status graph_keeps(GraphHandle handle, std::shared_ptr<void> kept) {
+  Call call;
+  if (!call) return call.status();
+  std::shared_ptr<Graph> graph = call.state().captures.find_captured(handle);
+  if (graph == nullptr) return Status::invalid_handle;
+  graph->kept->push_back(std::move(kept));
   return Status::success;
 }
 

@@ -22,6 +22,7 @@ struct Graph {
     std::vector<size_t> after;  // earlier nodes
   };
   std::vector<Node> nodes;
+  std::shared_ptr<std::vector<std::shared_ptr<void>>> kept = std::make_shared<std::vector<std::shared_ptr<void>>>();
 };
 
 struct Capture {
@@ -30,6 +31,7 @@ struct Capture {
   Stream *origin = nullptr;
   std::thread::id thread;
   CaptureStatus status = CaptureStatus::active;
+  GraphHandle handle = nullptr;  // of the graph, which has it from the end of the capture on
   std::shared_ptr<Graph> graph;
   std::map<Stream *, std::vector<size_t>> ends;  // the nodes that the next task of each stream follows
 };
@@ -52,6 +54,8 @@ class Captures {
   // The result of a call that waits for, or asks about, a stream.
   Status unsafe_on(const Stream &stream);
   std::shared_ptr<Graph> find(GraphHandle handle) const;
+  // Also that of an active capture.
+  std::shared_ptr<Graph> find_captured(GraphHandle handle) const;
   std::shared_ptr<Graph> take(GraphHandle handle);  // null if there is none
 
  private:

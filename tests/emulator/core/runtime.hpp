@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,8 @@ Status launch_when(std::function<bool()> ready, StreamHandle stream, const std::
 // the runtime fail with not_permitted.
 Status host_function(StreamHandle stream, void (*function)(void *), void *argument);
 bool inside_host_function();
+// Makes the calling thread one on which calls of the runtime fail with not_permitted.
+void forbid_calls();
 
 // ---- copies
 
@@ -204,6 +207,10 @@ Status exchange_capture_mode(CaptureMode *mode);
 Status launch_graph(GraphHandle graph, StreamHandle stream);
 Status destroy_graph(GraphHandle graph);
 Status graph_size(GraphHandle graph, size_t *tasks);
+// The graph that an active capture makes; null without one. Until the capture ends it can only be told to keep something.
+Status captured_graph(StreamHandle stream, GraphHandle *graph);
+// A graph keeps something until it is destroyed and none of its launches is under way. What ends then calls nothing here.
+Status graph_keeps(GraphHandle graph, std::shared_ptr<void> kept);
 
 // ---- reports of the happens-before checker and of the memory rules
 

@@ -57,6 +57,7 @@ struct Task {
   Clock host_clock;       // of its end
   std::vector<Span> host_reads, host_writes;  // what it was annotated with while it ran
   bool cancelled = false;                     // its memory was given back: it is reported and does not run
+  std::shared_ptr<void> kept;                 // what the graph keeps whose launch has queued it
   Point mark;
 };
 

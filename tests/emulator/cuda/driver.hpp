@@ -45,6 +45,10 @@ int current_device();
 CUcontext primary_context(int device);
 bool is_device(CUdevice device);
 
+// ---- graphs
+
+bool has_executables(CUgraph graph);
+
 // ---- handles
 
 inline emulator::StreamHandle stream(CUstream handle) { return reinterpret_cast<emulator::StreamHandle>(handle); }

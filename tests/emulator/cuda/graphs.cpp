@@ -50,6 +50,12 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t
 
 }  // namespace
 
+bool driver::has_executables(CUgraph of) {
+  std::lock_guard lock(mutex);
+  auto found = owners.find(graph(of));
+  return found != owners.end() && found->second > 1;
+}
+
 extern "C" {
 
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
@@ -75,11 +81,16 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
   return capture_info(handle, status, nullptr);
 }
 
-// The emulator has no graph yet while it captures: no graph and no dependencies are given.
+// Nodes have no names here, so no dependencies are given.
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
                                 const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *count) {
   BEGIN_IN_CONTEXT;
-  if (captured != nullptr) *captured = nullptr;
+  if (captured != nullptr) {
+    emulator::GraphHandle made = nullptr;
+    CUresult found = result(emulator::captured_graph(stream(handle), &made));
+    REQUIRE(found == CUDA_SUCCESS, found);
+    *captured = reinterpret_cast<CUgraph>(made);
+  }
   if (nodes != nullptr) *nodes = nullptr;
   if (edges != nullptr) *edges = nullptr;
   if (count != nullptr) *count = 0;

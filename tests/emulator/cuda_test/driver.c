@@ -1,6 +1,7 @@
 // A client of libcuda.so.1 without torch, as the Go core is one: contexts, memory, copies, flags, events, host functions, forks,
-// functions by name, and the checker. driver_test.go runs it under several schedules.
+// user objects, functions by name, and the checker. driver_test.go runs it under several schedules.
 #include <cuda.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,6 +142,88 @@ static void host_functions_and_forks(void) {
   IS(status, 0);
 }
 
+static int destroyed; /* user objects */
+static CUresult in_destructor;
+
+static void destroy_object(void *object) {
+  CUdeviceptr memory = 0;
+  in_destructor = cuMemAlloc(&memory, size);
+  __atomic_fetch_add((int *)object, 1, __ATOMIC_RELEASE);
+}
+
+static int destroyed_so_far(void) { return __atomic_load_n(&destroyed, __ATOMIC_ACQUIRE); }
+
+static void await_destroyed(int n) {
+  while (destroyed_so_far() < n) sched_yield();
+  IS(destroyed_so_far(), n);
+}
+
+static CUuserObject new_object(void) {
+  CUuserObject object = NULL;
+  OK(cuUserObjectCreate(&object, &destroyed, destroy_object, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  return object;
+}
+
+/* A graph of one fill, which holds an object. */
+static CUgraph holding_graph(CUstream stream, CUdeviceptr memory) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  CUgraph captured = NULL, graph = NULL;
+  OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  OK(cuMemsetD8Async(memory, 1, size, stream));
+  OK(cuStreamGetCaptureInfo(stream, &status, &id, &captured, NULL, NULL, NULL));
+  OK(cuGraphRetainUserObject(captured, new_object(), 1, CU_GRAPH_USER_OBJECT_MOVE));
+  OK(cuStreamEndCapture(stream, &graph));
+  IS(graph == captured, 1);
+  return graph;
+}
+
+/* What a graph holds is there until the graph, its executables and their launches are gone. */
+static void user_objects(void) {
+  CUstream stream = new_stream();
+  CUdeviceptr memory = 0;
+  CUgraphExec executable = NULL;
+  uint32_t *flag = pinned();
+  OK(cuMemAlloc(&memory, size));
+  CUuserObject object = new_object();
+  OK(cuUserObjectRetain(object, 2));
+  OK(cuUserObjectRelease(object, 2));
+  IS(destroyed_so_far(), 0);
+  OK(cuUserObjectRelease(object, 1));
+  await_destroyed(1);
+  IS(in_destructor, CUDA_ERROR_NOT_PERMITTED);
+  IS(cuUserObjectRelease(object, 1), CUDA_ERROR_INVALID_VALUE);
+
+  OK(cuGraphDestroy(holding_graph(stream, memory)));
+  await_destroyed(2);
+
+  CUgraph graph = holding_graph(stream, memory);
+  OK(cuGraphInstantiate(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  OK(cuGraphLaunch(executable, stream));
+  OK(cuStreamSynchronize(stream));
+  IS(destroyed_so_far(), 2);
+  OK(cuStreamWaitValue32(stream, (CUdeviceptr)flag, 1, CU_STREAM_WAIT_VALUE_EQ));
+  OK(cuGraphLaunch(executable, stream));
+  OK(cuGraphExecDestroy(executable));
+  IS(cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+  IS(destroyed_so_far(), 2);
+  emulator_release(flag);
+  __atomic_store_n(flag, 1, __ATOMIC_SEQ_CST);
+  OK(cuStreamSynchronize(stream));
+  await_destroyed(3);
+
+  /* A capture that comes to nothing holds nothing. */
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  OK(cuStreamGetCaptureInfo(stream, &status, &id, &graph, NULL, NULL, NULL));
+  OK(cuGraphRetainUserObject(graph, new_object(), 1, CU_GRAPH_USER_OBJECT_MOVE));
+  IS(cuStreamSynchronize(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  IS(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  await_destroyed(4);
+}
+
 static void functions_by_name(void) {
   void *found = NULL;
   OK(cuGetProcAddress("cuMemAlloc", &found, 13000, 0, NULL));
@@ -178,6 +261,7 @@ int main(void) {
   memory_and_copies();
   flags_and_events();
   host_functions_and_forks();
+  user_objects();
   functions_by_name();
   checker();
   return 0;

@@ -174,4 +174,27 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
   return leave(cuGraphGetNodes(graph, nodes, count));
 }
 
+// ---- user objects
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *made, void *argument, cudaHostFn_t destroy, unsigned references,
+                                 unsigned flags) {
+  BEGIN;
+  return leave(cuUserObjectCreate(made, argument, destroy, references, flags));
+}
+
+cudaError_t cudaUserObjectRetain(cudaUserObject_t object, unsigned count) {
+  BEGIN;
+  return leave(cuUserObjectRetain(object, count));
+}
+
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned count) {
+  BEGIN;
+  return leave(cuUserObjectRelease(object, count));
+}
+
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned count, unsigned flags) {
+  BEGIN;
+  return leave(cuGraphRetainUserObject(graph, object, count, flags));
+}
+
 }  // extern "C"
