@@ -157,7 +157,8 @@ void Buffers::checkDevice(const char* op, const char* role, size_t index, const 
     refuse(
         op,
         label(role, index) + " is on " + device.str() + ", the tensors before it are on " +
-            (device_ == nullptr ? "cpu" : device_->device.str()) + "; all tensors of a call must be on the same device");
+            (device_ == nullptr ? "cpu" : device_->device.str()) +
+            "; all tensors of a call must be on the same device");
   }
   device_->tensors.push_back(t);
 }
