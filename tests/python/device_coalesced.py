@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -198,8 +197,14 @@ def one_of_several_fails() -> None:
     with_peer = dist.new_group()
     if dist.get_rank() == 1:
         dist.recv(torch.empty(1), 0, group=with_peer)  # the window is issued
-        with suppress(sagecomm.CollectiveMismatch):  # the peer may find out first
-            dist.send(full(7, N + 1), 0, group=with_peer, tag=1)
+
+        def send_too_much() -> None:
+            work = dist.isend(full(7, N + 1), 0, group=with_peer, tag=1)  # it raises, if the peer finds out first
+            assert work is not None
+            work.wait(MINUTE)
+
+        with pytest.raises(sagecomm.CollectiveMismatch):
+            send_too_much()
         return
     outputs = [full(0), full(0)]
     with_peer._start_coalescing(accelerator())

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import device_mixed
 from cuda_bed import CudaBed
 from device_bed import FEW, Schedule, Worlds, build_bound
+from programs import in_background
 from selection import quickly
 from test_device_tensors import KICK_MS, checked, ranks
 from test_vendor_devices import prepare_vendor
@@ -61,9 +62,10 @@ def test_a_vendors_device_and_cuda(
         EMULATOR_KICK_MS=KICK_MS,
         SAGECOMM_ENGINE="auto",
     )
-    outcomes = world.outcomes(device_mixed.on_simdev, 0, 2, store, backend=None)
-    other.result()
-    assert outcomes[0].ok, outcomes[0].trace
+    outcomes = in_background(world, device_mixed.on_simdev, 0, 2, store, backend=None)
+    other.result()  # first: if that rank has failed, the other one waits for it
+    (outcome,) = outcomes.result()
+    assert outcome.ok, outcome.trace
 
 
 def one_rank_of(worlds: Worlds) -> Worlds:
