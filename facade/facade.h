@@ -257,6 +257,7 @@ bool group_drop(void);
 /* ---- job.c ---- */
 
 #define FACADE_ANOTHER_FAILED "sagecomm: another communicator of the same group call could not be made"
+#define FACADE_REASON_ANOTHER "another group of the same call could not be made" /* as the core says it */
 
 /* Returns the communicator whose state tells how a job goes on. */
 comm_t job_told_by(const job *j);
@@ -275,6 +276,9 @@ void job_ended(job *j);
 void job_note_context(job *j);
 /* Does what a job is for. */
 facade_result job_run(job *j);
+/* Aborts the parent of a split that ends before it begins: the peers would take the next split for this one. Does nothing for other jobs.
+ * Requires: the job has its place. */
+void split_dropped(job *j, const char *reason);
 void job_free(job *j);
 /* Ends the jobs that make a communicator, or wait to split, shrink or finalize it, because its user has ended it. */
 void jobs_cancel(comm_t comm);

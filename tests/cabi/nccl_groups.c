@@ -1,6 +1,6 @@
 /* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
  * what a group call that fails leaves, and what a shrink that aborts has to do with other calls.
- * Usage: nccl_groups colors|colorless|issues|beside|collected|others|crosses RANKS */
+ * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|others|crosses RANKS */
 #include "nccl_play.h"
 
 /* An id that is refused at once. */
@@ -50,6 +50,57 @@ static void colorless(int size) {
     expect(ncclGroupEnd(), ncclRemoteError, NULL, "was aborted by rank 1");
     CHECK(joined == NULL && child == NULL);
   }
+  OK(ncclCommDestroy(comm));
+}
+
+/* A split that ends before its turn comes fails the parent: its other ranks would take the next split for it. */
+static void queued(int size) {
+  for (int in_group = 0; in_group < 2; in_group++) {
+    ncclComm_t comm = communicator(size, 1), first = NULL, second = NULL, joined = NULL;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclResult_t state = ncclSuccess;
+    config.blocking = 0;
+    if (my_rank == 0) {
+      CHECK(ncclCommSplit(comm, 0, 0, &first, &config) == ncclInProgress);
+      if (in_group) {
+        OK(ncclGroupStart());
+        CHECK(ncclCommInitRank(&joined, 2, damaged_id(), 0) == ncclSuccess);
+        CHECK(ncclCommSplit(comm, 0, 0, &second, NULL) == ncclSuccess);
+        expect(ncclGroupEnd(), ncclInvalidUsage, NULL, "damaged on its way");
+        CHECK(second == NULL);
+      } else {
+        CHECK(ncclCommSplit(comm, 0, 0, &second, &config) == ncclInProgress);
+        OK(ncclCommAbort(second));
+      }
+    }
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm,
+           in_group ? "was aborted by rank 0: another group of the same call could not be made"
+                    : "was aborted by rank 0: the new communicator was aborted before its split began");
+    if (first != NULL) OK(ncclCommAbort(first));
+    OK(ncclCommDestroy(comm));
+    meet();
+  }
+}
+
+/* A split whose communicator was aborted still ends when the join beside it fails. */
+static void aborted(int size) {
+  ncclComm_t comm = communicator(size, 1), joined = NULL, child = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclResult_t state = ncclSuccess;
+  config.blocking = 0;
+  if (my_rank == 0) {
+    ncclUniqueId id;
+    OK(ncclGetUniqueId(&id));
+    OK(ncclGroupStart());
+    ncclCommInitRankConfig(&joined, 2, id, 0, &config);
+    ncclCommSplit(comm, 0, 0, &child, &config);
+    CHECK(ncclGroupEnd() == ncclInProgress);
+    OK(ncclCommAbort(child));
+    OK(ncclCommAbort(joined));
+  }
+  while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+  expect(state, ncclRemoteError, comm, "was aborted by rank 0: another group of the same call could not be made");
   OK(ncclCommDestroy(comm));
 }
 
@@ -177,7 +228,7 @@ static void crosses(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-static const struct play cases[] = {{"colors", colors},  {"colorless", colorless}, {"issues", issues},
+static const struct play cases[] = {{"colors", colors},  {"colorless", colorless}, {"queued", queued}, {"aborted", aborted}, {"issues", issues},
                                     {"beside", beside},  {"collected", collected}, {"others", others},
                                     {"crosses", crosses}};
 
