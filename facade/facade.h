@@ -220,7 +220,7 @@ typedef struct job {
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
   bool in_progress; /* of calls: it counts in its communicator, until it has ended */
-  int given_up;     /* of calls: the number in its communicator when it was called */
+  int given_up;     /* the number in the communicator that tells of it, when it began */
   /* Of all but calls, while they run or wait for that; protected by the lock of comm.c, but for `cancelled`, which is atomic. */
   bool listed;
   struct job *listed_next;
@@ -265,8 +265,6 @@ comm_t job_told_by(const job *j);
 bool job_makes(const job *j);
 /* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
 void job_take_place(job *j);
-/* Notes when a job with calls was called. Requires: it has its communicator. */
-void job_called(job *j);
 /* Counts a job that is to run. Those that make communicators are of one group call: `batch` is 0 for the first of them, and the same for
  * the others; NULL: there is one only. */
 void job_begin(job *j, uint64_t *batch);

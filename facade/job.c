@@ -19,12 +19,6 @@ void job_take_place(job *j) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-void job_called(job *j) {
-  pthread_mutex_lock(&comm_lock);
-  j->given_up = j->comm->given_up;
-  pthread_mutex_unlock(&comm_lock);
-}
-
 bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FINALIZE; }
 
 /* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
@@ -33,6 +27,7 @@ static job *listed;
 void job_begin(job *j, uint64_t *batch) {
   static uint64_t batches;
   pthread_mutex_lock(&comm_lock);
+  j->given_up = job_told_by(j)->given_up;
   if (j->kind == JOB_CALLS) {
     j->comm->in_progress++;
     j->in_progress = true;
