@@ -108,7 +108,8 @@ static facade_result await_turn(job *j) {
           ? fail(job_told_by(j), RESULT_REMOTE, FACADE_ANOTHER_FAILED)
           : fail(job_told_by(j), RESULT_USAGE,
                  "sagecomm: the communicator was aborted before its split, shrink or finalization began");
-  split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER : "the new communicator was aborted before its split began");
+  split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
+                                               : "the new communicator was aborted before its split began");
   if (j->blocking) join_dropped(j);
   return result;
 }

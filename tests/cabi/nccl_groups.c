@@ -268,8 +268,8 @@ static void crosses(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-static const struct play cases[] = {{"colors", colors},  {"colorless", colorless}, {"queued", queued}, {"aborted", aborted}, {"issues", issues},
-                                    {"beside", beside},  {"collected", collected}, {"late", late}, {"others", others},
-                                    {"crosses", crosses}};
+static const struct play cases[] = {
+    {"colors", colors}, {"colorless", colorless}, {"queued", queued}, {"aborted", aborted}, {"issues", issues},
+    {"beside", beside}, {"collected", collected}, {"late", late},     {"others", others},   {"crosses", crosses}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

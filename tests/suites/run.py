@@ -233,9 +233,9 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
     through = configuration.nccl_class if backend == "sagecomm" else ""
     served_by = f"{backend} through {through}" if through else backend
     print(
-        f"{name}: {served_by}, told {os.environ['BACKEND']}, {configuration.ranks} ranks: {len(outcomes.passed)} passed, "
-        f"{surprises} failed, {len(outcomes.failed) - surprises} failed as expected, {len(outcomes.left_out)} skipped, "
-        f"{took:.0f} s; log: {log}"
+        f"{name}: {served_by}, told {os.environ['BACKEND']}, {configuration.ranks} ranks: "
+        f"{len(outcomes.passed)} passed, {surprises} failed, {len(outcomes.failed) - surprises} failed as expected, "
+        f"{len(outcomes.left_out)} skipped, {took:.0f} s; log: {log}"
     )
     return 1 if wrong else 0
 
