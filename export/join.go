@@ -73,29 +73,30 @@ func watched(word *C.int32_t) (meeting, colors context.Context, end func()) {
 	if word == nil {
 		return context.Background(), context.Background(), func() {}
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	meeting, cancel := context.WithCancel(context.Background())
 	colors, cancelColors := context.WithCancel(context.Background())
-	over := make(chan struct{})
+	stop, over := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
 		ticker := time.NewTicker(cancelPeriod)
 		defer ticker.Stop()
-		value := int32(0)
-		for ; value == 0; value = atomic.LoadInt32((*int32)(unsafe.Pointer(word))) {
+		for value := int32(0); value != C.SAGECOMM_CANCEL_COLORS; { // which may come after another value
 			select {
-			case <-ctx.Done():
+			case <-stop:
 				return
 			case <-ticker.C:
 			}
+			if value = atomic.LoadInt32((*int32)(unsafe.Pointer(word))); value != 0 {
+				cancel()
+			}
 		}
-		cancel()
-		if value == C.SAGECOMM_CANCEL_COLORS {
-			cancelColors()
-		}
+		cancelColors()
 	}()
-	return ctx, colors, func() {
-		cancel()
+	return meeting, colors, func() {
+		close(stop)
 		<-over // the word is the caller's again
+		cancel()
+		cancelColors()
 	}
 }
 

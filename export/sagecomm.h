@@ -305,7 +305,8 @@ typedef struct sagecomm_join {
   const int32_t *cancelled;
 } sagecomm_join;
 
-/* A value of sagecomm_child.cancelled. */
+/* A value of sagecomm_child.cancelled, which may also come after another one: it ends a group_split() whose ranks still tell each other
+ * their colors too, by an abort of the parent. */
 #define SAGECOMM_CANCEL_COLORS 2
 
 /* Whether group_shrink() aborts the parent first. */

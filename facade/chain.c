@@ -60,6 +60,8 @@ static void without_thread(job *j) {
   memcpy(j->text, last_error(), sizeof j->text);
   if (!j->blocking) publish_error();
   if (job_makes(j)) jobs_end_batch(j);
+  split_dropped(j, "no thread could be started for its split");
+  if (j->blocking && job_makes(j)) join_dropped(j);
   job_ended(j);
 }
 

@@ -109,7 +109,7 @@ facade_result comm_enter(comm_t comm, const char *function) {
   result = comm->state;
   bool joined = comm->group != 0 && !comm->finalizing;
   char text[TEXT_BYTES];
-  memcpy(text, comm->text, sizeof text);
+  if (result != RESULT_OK && result != RESULT_IN_PROGRESS) memcpy(text, comm->text, sizeof text);
   pthread_mutex_unlock(&comm_lock);
   if (result == RESULT_IN_PROGRESS) {
     result = fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);

@@ -220,7 +220,7 @@ typedef struct job {
   pthread_t thread;           /* of a job that is `waited`, if `started` */
   bool started;
   bool in_progress; /* of calls: it counts in its communicator, until it has ended */
-  int given_up;     /* of calls: the number in its communicator when it was called */
+  int given_up;     /* the number in the communicator that tells of it, when it began */
   /* Of all but calls, while they run or wait for that; protected by the lock of comm.c, but for `cancelled`, which is atomic. */
   bool listed;
   struct job *listed_next;
@@ -257,6 +257,7 @@ bool group_drop(void);
 /* ---- job.c ---- */
 
 #define FACADE_ANOTHER_FAILED "sagecomm: another communicator of the same group call could not be made"
+#define FACADE_REASON_ANOTHER "another group of the same call could not be made" /* as the core says it */
 
 /* Returns the communicator whose state tells how a job goes on. */
 comm_t job_told_by(const job *j);
@@ -264,8 +265,6 @@ comm_t job_told_by(const job *j);
 bool job_makes(const job *j);
 /* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
 void job_take_place(job *j);
-/* Notes when a job with calls was called. Requires: it has its communicator. */
-void job_called(job *j);
 /* Counts a job that is to run. Those that make communicators are of one group call: `batch` is 0 for the first of them, and the same for
  * the others; NULL: there is one only. */
 void job_begin(job *j, uint64_t *batch);
@@ -275,6 +274,9 @@ void job_ended(job *j);
 void job_note_context(job *j);
 /* Does what a job is for. */
 facade_result job_run(job *j);
+/* Aborts the parent of a split that ends before it begins: the peers would take the next split for this one. Does nothing for other jobs.
+ * Requires: the job has its place. */
+void split_dropped(job *j, const char *reason);
 void job_free(job *j);
 /* Ends the jobs that make a communicator, or wait to split, shrink or finalize it, because its user has ended it. */
 void jobs_cancel(comm_t comm);

@@ -92,7 +92,6 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
     job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
     job_note_context(&alone);
-    job_called(&alone);
     job_begin(&alone, NULL);
     facade_result result = job_run(&alone);
     job_ended(&alone);
@@ -141,7 +140,6 @@ facade_result call_submit(comm_t comm, const char *function, call *c) {
   comm_hold_again(comm);
   j->comm = comm;
   job_note_context(j);
-  job_called(j);
   return job_submit(j);
 }
 

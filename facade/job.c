@@ -19,12 +19,6 @@ void job_take_place(job *j) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-void job_called(job *j) {
-  pthread_mutex_lock(&comm_lock);
-  j->given_up = j->comm->given_up;
-  pthread_mutex_unlock(&comm_lock);
-}
-
 bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FINALIZE; }
 
 /* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
@@ -33,6 +27,7 @@ static job *listed;
 void job_begin(job *j, uint64_t *batch) {
   static uint64_t batches;
   pthread_mutex_lock(&comm_lock);
+  j->given_up = job_told_by(j)->given_up;
   if (j->kind == JOB_CALLS) {
     j->comm->in_progress++;
     j->in_progress = true;
@@ -66,10 +61,9 @@ void job_ended(job *j) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-/* Requires: the lock. */
+/* A failure of the group call is heard after an abort too, because it ends more. Requires: the lock. */
 static void cancel(job *j, int32_t why) {
-  int32_t none = 0;
-  __atomic_compare_exchange_n(&j->cancelled, &none, why, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+  if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
 }
 
 void jobs_cancel(comm_t comm) {
@@ -93,6 +87,11 @@ bool jobs_end_batch(job *j) {
   return first;
 }
 
+void split_dropped(job *j, const char *reason) {
+  sagecomm_error err;
+  if (j->kind == JOB_SPLIT) core()->group_abort(comm_group(j->comm), reason, &err); /* fails only if it has ended */
+}
+
 /* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
 static facade_result await_turn(job *j) {
   if (!j->derives) return RESULT_OK;
@@ -109,6 +108,8 @@ static facade_result await_turn(job *j) {
           ? fail(job_told_by(j), RESULT_REMOTE, FACADE_ANOTHER_FAILED)
           : fail(job_told_by(j), RESULT_USAGE,
                  "sagecomm: the communicator was aborted before its split, shrink or finalization began");
+  split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
+                                               : "the new communicator was aborted before its split began");
   if (j->blocking) join_dropped(j);
   return result;
 }

@@ -1,13 +1,17 @@
 package pgbackend
 
 import (
-	"slices"
 	"time"
+
+	"sagecomm/internal/engine/vendor"
 )
 
-// leaveWait bounds how long Leave waits for operations and graphs: a driver sees a little later that the stream of a device has ended one,
-// and that a graph is destroyed.
-const leaveWait = 200 * time.Millisecond
+// Leave waits for operations and graphs, because a driver sees a little later that the stream of a device has ended one, and that a graph is
+// destroyed.
+const (
+	leaveWait  = 200 * time.Millisecond
+	leaveQuiet = 20 * time.Millisecond // the wait ends when none has ended for so long
+)
 
 // Leave ends this rank's part of the group without a wait for peers, as NCCL's abort does. With operations or control exchanges of this
 // rank that are not complete it aborts the group for the reason, and the caller destroys the group then. So it does if graphs that were not
@@ -28,21 +32,38 @@ func (g *Group) outstanding() bool {
 		return false
 	}
 	defer g.life.release()
-	for begin := time.Now(); g.failed() == nil; time.Sleep(200 * time.Microsecond) {
-		if !g.unfinished() && g.exchanges.Load() == 0 && !g.hasGraphs() {
+	begin := time.Now()
+	changed, before := begin, g.left()
+	for g.failed() == nil {
+		left := g.left()
+		if left == (remains{}) {
 			return false
 		}
-		if time.Since(begin) >= leaveWait {
+		if left != before {
+			changed, before = time.Now(), left
+		}
+		if left.graphs.Uncounted || time.Since(changed) >= leaveQuiet || time.Since(begin) >= leaveWait {
 			break
 		}
+		time.Sleep(200 * time.Microsecond)
 	}
 	return true
 }
 
-// hasGraphs reports whether graphs that were not destroyed have operations of the group.
-func (g *Group) hasGraphs() bool {
-	return slices.ContainsFunc(g.lanes(), func(l *lane) bool {
-		e, captures := l.engine.(interface{ HasGraphs() bool })
-		return captures && e.HasGraphs()
-	})
+// remains are what a rank has not ended yet.
+type remains struct {
+	operations, exchanges int64
+	graphs                vendor.Graphs
+}
+
+func (g *Group) left() (r remains) {
+	r.operations, r.exchanges = int64(g.unfinishedRuns())+int64(g.composites.Load()), int64(g.exchanges.Load())
+	for _, l := range g.lanes() {
+		if e, captures := l.engine.(interface{ Graphs() vendor.Graphs }); captures {
+			of := e.Graphs()
+			r.graphs.Live += of.Live
+			r.graphs.Uncounted = r.graphs.Uncounted || of.Uncounted
+		}
+	}
+	return r
 }

@@ -173,15 +173,38 @@ static bool one_memory(const sagecomm_op *sent, const sagecomm_op *received) {
   return true;
 }
 
+/* Whether a recv of a rank from itself may take such a send: those that are paired take each other in the order of their calls, and others
+ * in that of the calls with their tag. */
+static bool takes(const sagecomm_op *received, const sagecomm_op *sent) {
+  return ((received->flags ^ sent->flags) & SAGECOMM_PAIRED) == 0 &&
+         ((sent->flags & SAGECOMM_PAIRED) || received->tag == sent->tag);
+}
+
+/* Returns the recv that takes a send of a rank to itself, `n` if there is none, and marks it in `taken`. The recvs before `*first` are
+ * taken. */
+static uint32_t taker_of(const sagecomm_op *sent, const sagecomm_op *ops, uint32_t n, int32_t rank, uint32_t *taken,
+                         uint32_t *first) {
+  while (*first < n && (taken[*first] || !own(&ops[*first], rank, SAGECOMM_RECV))) ++*first;
+  for (uint32_t i = *first; i < n; i++) {
+    SCR_STEP();
+    if (taken[i] || !own(&ops[i], rank, SAGECOMM_RECV) || !takes(&ops[i], sent)) continue;
+    taken[i] = 1;
+    return i;
+  }
+  return n;
+}
+
 /* Collects the memory of all operations. A send of a rank to itself whose recv takes it into the same memory changes none, so it is
- * left out. Recvs are for the sends in the order of their calls. */
-static size_t collect_all(range *out, const sagecomm_op *ops, uint32_t n, const uint32_t *batch, int32_t rank) {
+ * left out. `taken` has room for a mark of each. */
+static size_t collect_all(range *out, const sagecomm_op *ops, uint32_t n, const uint32_t *batch, int32_t rank,
+                          uint32_t *taken) {
   size_t k = 0;
-  uint32_t recv = 0;
+  uint32_t first = 0;
+  memset(taken, 0, n * sizeof *taken);
   for (uint32_t i = 0; i < n; i++) {
     if (own(&ops[i], rank, SAGECOMM_SEND)) {
-      while (recv < n && !own(&ops[recv], rank, SAGECOMM_RECV)) recv++;
-      if (recv < n && one_memory(&ops[i], &ops[recv++])) continue;
+      uint32_t recv = taker_of(&ops[i], ops, n, rank, taken, &first);
+      if (recv < n && one_memory(&ops[i], &ops[recv])) continue;
     }
     if (batch[i] == SCR_LEFT_OUT) continue;
     k += collect(out + k, ops[i].in, ops[i].n_in, i, false);
@@ -191,8 +214,9 @@ static size_t collect_all(range *out, const sagecomm_op *ops, uint32_t n, const 
 }
 
 /* Returns SAGECOMM_INVALID if a p2p operation and a collective, or a send and a recv, share memory that one of them writes, because no
- * order holds between the two. It takes one pass over all buffers, sorted by address. */
-static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, int32_t rank, sagecomm_error *err) {
+ * order holds between the two. It takes one pass over all buffers, sorted by address. `taken` is that of collect_all(). */
+static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *batch, int32_t rank, uint32_t *taken,
+                         sagecomm_error *err) {
   range few[FEW], *r = few;
   size_t all = 0;
   bool several = false;
@@ -202,7 +226,7 @@ static int32_t check_p2p(const sagecomm_op *ops, uint32_t n, const uint32_t *bat
   }
   if (!several) return SAGECOMM_OK;
   if (all > FEW && (r = malloc(all * sizeof *r)) == NULL) return scr_no_memory(err);
-  all = collect_all(r, ops, n, batch, rank);
+  all = collect_all(r, ops, n, batch, rank, taken);
   sort_ranges(r, all);
   /* For each class: the farthest end of the memory that its operations touch, and that they write, and the operation it belongs to. */
   struct {
@@ -422,7 +446,7 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
     status =
         ops[0].device_type == SAGECOMM_HOST ? check_stretches(ops, n, batch, err) : check_memory(ops, n, batch, 0, err);
   }
-  if (status == SAGECOMM_OK) status = check_p2p(ops, n, batch, rank, err);
+  if (status == SAGECOMM_OK) status = check_p2p(ops, n, batch, rank, count, err); /* not counted yet */
   uint32_t batches = status == SAGECOMM_OK && work ? count_batches(batch, n) : 0;
   if (batches > 0) {
     sort_batches(ops, n, batch, batches, count, part);

@@ -1,6 +1,6 @@
 /* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
  * what a group call that fails leaves, and what a shrink that aborts has to do with other calls.
- * Usage: nccl_groups colors|colorless|issues|beside|collected|others|crosses RANKS */
+ * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|others|crosses RANKS */
 #include "nccl_play.h"
 
 /* An id that is refused at once. */
@@ -50,6 +50,57 @@ static void colorless(int size) {
     expect(ncclGroupEnd(), ncclRemoteError, NULL, "was aborted by rank 1");
     CHECK(joined == NULL && child == NULL);
   }
+  OK(ncclCommDestroy(comm));
+}
+
+/* A split that ends before its turn comes fails the parent: its other ranks would take the next split for it. */
+static void queued(int size) {
+  for (int in_group = 0; in_group < 2; in_group++) {
+    ncclComm_t comm = communicator(size, 1), first = NULL, second = NULL, joined = NULL;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclResult_t state = ncclSuccess;
+    config.blocking = 0;
+    if (my_rank == 0) {
+      CHECK(ncclCommSplit(comm, 0, 0, &first, &config) == ncclInProgress);
+      if (in_group) {
+        OK(ncclGroupStart());
+        CHECK(ncclCommInitRank(&joined, 2, damaged_id(), 0) == ncclSuccess);
+        CHECK(ncclCommSplit(comm, 0, 0, &second, NULL) == ncclSuccess);
+        expect(ncclGroupEnd(), ncclInvalidUsage, NULL, "damaged on its way");
+        CHECK(second == NULL);
+      } else {
+        CHECK(ncclCommSplit(comm, 0, 0, &second, &config) == ncclInProgress);
+        OK(ncclCommAbort(second));
+      }
+    }
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm,
+           in_group ? "was aborted by rank 0: another group of the same call could not be made"
+                    : "was aborted by rank 0: the new communicator was aborted before its split began");
+    if (first != NULL) OK(ncclCommAbort(first));
+    OK(ncclCommDestroy(comm));
+    meet();
+  }
+}
+
+/* A split whose communicator was aborted still ends when the join beside it fails. */
+static void aborted(int size) {
+  ncclComm_t comm = communicator(size, 1), joined = NULL, child = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclResult_t state = ncclSuccess;
+  config.blocking = 0;
+  if (my_rank == 0) {
+    ncclUniqueId id;
+    OK(ncclGetUniqueId(&id));
+    OK(ncclGroupStart());
+    ncclCommInitRankConfig(&joined, 2, id, 0, &config);
+    ncclCommSplit(comm, 0, 0, &child, &config);
+    CHECK(ncclGroupEnd() == ncclInProgress);
+    OK(ncclCommAbort(child));
+    OK(ncclCommAbort(joined));
+  }
+  while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+  expect(state, ncclRemoteError, comm, "was aborted by rank 0: another group of the same call could not be made");
   OK(ncclCommDestroy(comm));
 }
 
@@ -130,6 +181,46 @@ static void collected(int size) {
   OK(ncclCommDestroy(comm));
 }
 
+static int32_t collected_value = 1;
+
+static void *collect_late(void *comm) {
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(&collected_value, &collected_value, 1, ncclInt32, ncclSum, comm, NULL));
+  pthread_barrier_wait(&both);
+  pthread_barrier_wait(&both);
+  CHECK(ncclGroupEnd() == ncclInProgress);
+  return NULL;
+}
+
+/* A call that was only collected before a shrink aborts the communicator, and begins later, has failed. */
+static void late(int size) {
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  ncclResult_t state = ncclInProgress;
+  pthread_t thread;
+  int32_t value = -1;
+  int last = size - 1;
+  if (my_rank == 0) {
+    pthread_barrier_init(&both, NULL, 2);
+    CHECK(pthread_create(&thread, NULL, collect_late, comm) == 0);
+    pthread_barrier_wait(&both);
+    CHECK(ncclRecv(&value, 1, ncclInt32, last, comm, NULL) == ncclInProgress);
+  }
+  if (my_rank != last) {
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    settle(child, ncclInProgress);
+    OK(ncclCommDestroy(child));
+    settle(comm, ncclInProgress);
+  }
+  if (my_rank == 0) {
+    pthread_barrier_wait(&both);
+    CHECK(pthread_join(thread, NULL) == 0);
+    while (state == ncclInProgress) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "it is shrunk");
+  }
+  meet();
+  OK(ncclCommAbort(comm));
+}
+
 /* A rank that was shrunk once, and is left out when others shrink and abort the communicator later, hears of that. */
 static void others(int size) {
   if (size < 3) return;
@@ -177,8 +268,8 @@ static void crosses(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-static const struct play cases[] = {{"colors", colors},  {"colorless", colorless}, {"issues", issues},
-                                    {"beside", beside},  {"collected", collected}, {"others", others},
-                                    {"crosses", crosses}};
+static const struct play cases[] = {
+    {"colors", colors}, {"colorless", colorless}, {"queued", queued}, {"aborted", aborted}, {"issues", issues},
+    {"beside", beside}, {"collected", collected}, {"late", late},     {"others", others},   {"crosses", crosses}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

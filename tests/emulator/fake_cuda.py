@@ -85,6 +85,7 @@ def emulator() -> ctypes.CDLL:
     library.emulator_reports.restype = ctypes.c_size_t
     library.emulator_report_text.restype = ctypes.c_size_t
     library.emulator_finished.restype = ctypes.c_size_t
+    library.emulator_objects.restype = ctypes.c_size_t
     library.emulator_finished.argtypes = [ctypes.c_char_p]
     library.emulator_report_text.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     for access in (library.emulator_host_read, library.emulator_host_write):

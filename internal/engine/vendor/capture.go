@@ -3,7 +3,6 @@ package vendor
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -14,6 +13,8 @@ import (
 // This file makes operations parts of graphs. Their commands go into the caller's stream, which is being captured: a stream of the library
 // would have to be joined with it before the capture ends, and would keep that capture's part of any later operation. Nothing runs, so
 // nothing is numbered, announced or recorded. What the operation does when the graph is launched is the Member's.
+
+var errGivenUp = errors.New("the device has given the capture up, after a call that captures do not allow")
 
 // prepareCaptured finds out whether an operation can be captured. why is that of staged.Captured.
 func (e *Engine) prepareCaptured(call runner.Call, op coll.Op, why error) (engine.Prepared, error) {
@@ -73,23 +74,22 @@ func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream,
 		return false, err
 	}
 	return c.inOrder(rt, stream, func(number uint64) (begun bool, err error) {
-		if number != c.captured.number {
-			c.countGraph(rt, stream)
-		}
-		if err := s.gather(rt, stream); err != nil {
-			return false, err
-		}
-		err = c.with(func() (err error) {
-			begun, err = member.Capture(op, s.buffers(), stream, number)
-			return err
+		return c.counting(rt, stream, number, func() (begun bool, err error) {
+			if err := s.gather(rt, stream); err != nil {
+				return false, err
+			}
+			err = c.with(func() (err error) {
+				begun, err = member.Capture(op, s.buffers(), stream, number)
+				return err
+			})
+			if err != nil {
+				return begun, err
+			}
+			if err := c.poll(waitFor(call, nil)); err != nil {
+				return true, err
+			}
+			return true, s.spread(rt, stream)
 		})
-		if err != nil {
-			return begun, err
-		}
-		if err := c.poll(waitFor(call, nil)); err != nil {
-			return true, err
-		}
-		return true, s.spread(rt, stream)
 	})
 }
 
@@ -99,7 +99,7 @@ func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream,
 func (c *communicator) inOrder(rt device.Capturer, stream device.Stream, queue func(number uint64) (begun bool, err error)) (begun bool, err error) {
 	number, err := rt.CaptureOf(stream)
 	if err == nil && number == 0 {
-		err = errors.New("the device has given the capture up, after a call that captures do not allow")
+		err = errGivenUp
 	}
 	if err == nil && c.captured.mark == nil {
 		c.captured.mark, err = rt.NewMark()
@@ -120,18 +120,34 @@ func (c *communicator) inOrder(rt device.Capturer, stream device.Stream, queue f
 	return true, nil
 }
 
-// countGraph counts the graph that the capture of a stream makes.
+// counting counts the graph that a capture makes with its first operation, which queue begins. Where the driver does not tell when the graph
+// ends, it counts for ever once an operation has begun.
 // Requires: Engine.issuing.
-func (c *communicator) countGraph(rt device.Capturer, stream device.Stream) {
+func (c *communicator) counting(rt device.Capturer, stream device.Stream, number uint64, queue func() (begun bool, err error)) (begun bool, err error) {
+	if number == c.captured.number {
+		return queue()
+	}
 	if c.captured.graphs == nil {
 		c.captured.graphs = rt.NewGraphCount()
 		c.engine.mu.Lock()
 		c.engine.graphs = append(c.engine.graphs, c.captured.graphs)
 		c.engine.mu.Unlock()
 	}
-	if c.captured.graphs.Add(stream) != nil {
+	untold := c.captured.graphs.Add(stream)
+	if untold != nil {
+		now, err := rt.CaptureOf(stream)
+		if err == nil && now == 0 {
+			err = errGivenUp
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	begun, err = queue()
+	if begun && untold != nil {
 		c.engine.uncounted.Store(true)
 	}
+	return begun, err
 }
 
 // takeCaptured returns the address of memory with so much room for an operation of a graph. Captured operations of a group run one after
@@ -165,12 +181,23 @@ func (e *Engine) Captured() uint64 {
 	return n
 }
 
-// HasGraphs reports whether graphs that were not destroyed have operations. They may be running.
-func (e *Engine) HasGraphs() bool {
-	if other, ok := e.without.(*Engine); ok && other.HasGraphs() || e.uncounted.Load() {
-		return true
+// Graphs are those that have operations of an engine and may be running.
+type Graphs struct {
+	Live      int  // that were not destroyed
+	Uncounted bool // there are others, and the driver does not tell when they end
+}
+
+// Graphs returns those of the engine.
+func (e *Engine) Graphs() Graphs {
+	var all Graphs
+	if other, ok := e.without.(*Engine); ok {
+		all = other.Graphs()
 	}
+	all.Uncounted = all.Uncounted || e.uncounted.Load()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.ContainsFunc(e.graphs, func(c device.GraphCount) bool { return c.Live() > 0 })
+	for _, c := range e.graphs {
+		all.Live += c.Live()
+	}
+	return all
 }

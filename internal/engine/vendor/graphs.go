@@ -14,8 +14,8 @@ import (
 // for without a call of the device. Two things differ from calls outside of captures:
 //
 //   - The first call of a kind connects ranks, with device calls that a capture may forbid. It is refused.
-//   - The end of a communicator waits for the end of all graphs that have its kernels, and nobody tells this library when that is. So it
-//     lives as long as they do.
+//   - The end of a communicator waits for the end of all graphs that have its kernels, which may be long after that of the group. So it is
+//     not ended while it is not known that there are none.
 
 const (
 	graphsBound  = time.Second            // of the end of graphs in an abort
@@ -137,7 +137,7 @@ func (c *graphCaller) relaxed(f func()) {
 }
 
 // Destroy implements Member. A communicator that graphs use is not destroyed. It is aborted later, so that a graph that is launched then does
-// not wait for its peers for ever: not at once, since nobody tells when the graphs of this rank and of its peers that are running have ended.
+// not wait for its peers for ever: not at once, since nobody tells whether graphs of this rank and of its peers are running.
 // In a process that ends, those of this rank are of no use any more. It waits for the peers only: threads of this process still send what its
 // kernels have left to them. The abort ends kernels at once, and the end of the graphs, which comes with their objects, is waited for by nobody.
 func (c *graphCaller) Destroy() {

@@ -171,10 +171,13 @@ type graphsOf struct {
 	device.Capturer
 	untold error
 	live   int
+	number uint64 // of the capture when it is asked for
 }
 
 func (g *graphsOf) NewGraphCount() device.GraphCount { return g }
 func (g *graphsOf) Live() int                        { return g.live }
+
+func (g *graphsOf) CaptureOf(device.Stream) (uint64, error) { return g.number, nil }
 
 func (g *graphsOf) Add(device.Stream) error {
 	if g.untold == nil {
@@ -183,23 +186,50 @@ func (g *graphsOf) Add(device.Stream) error {
 	return g.untold
 }
 
-// A graph has operations of the engine until it is destroyed, and for ever where the driver does not tell.
+// A graph has operations of the engine until it is destroyed.
 func TestGraphsThatAreDestroyed(t *testing.T) {
 	e, other := &Engine{}, &Engine{}
 	e.without = other
 	first, second := &communicator{engine: e}, &communicator{engine: e}
 	var one, two graphsOf
-	require.False(t, e.HasGraphs())
-	first.countGraph(&one, device.Stream{})
-	first.countGraph(&one, device.Stream{})
-	second.countGraph(&two, device.Stream{})
+	require.Equal(t, Graphs{}, e.Graphs())
+	nothing := func() (bool, error) { return true, nil }
+	for _, on := range []struct {
+		c      *communicator
+		graphs *graphsOf
+	}{{first, &one}, {first, &one}, {second, &two}} {
+		begun, err := on.c.counting(on.graphs, device.Stream{}, 7, nothing)
+		require.True(t, begun)
+		require.NoError(t, err)
+	}
 	for _, left := range [][2]int{{2, 0}, {0, 1}, {0, 0}} {
 		one.live, two.live = left[0], left[1]
-		require.Equal(t, left != [2]int{}, e.HasGraphs())
+		require.Equal(t, Graphs{Live: left[0] + left[1]}, e.Graphs())
 	}
-	beside := &communicator{engine: other}
-	beside.countGraph(&graphsOf{untold: errors.New("not told")}, device.Stream{})
-	require.True(t, e.HasGraphs())
+}
+
+// A graph whose end the driver does not tell has operations for ever, if one has begun, and none if the capture was given up.
+func TestGraphsWhoseEndIsNotTold(t *testing.T) {
+	untold := errors.New("not told")
+	for _, c := range []struct {
+		number   uint64
+		begins   bool
+		err      error
+		want     error
+		uncounts bool
+	}{
+		{7, true, nil, nil, true},
+		{7, true, untold, untold, true},
+		{7, false, errNotConnected, errNotConnected, false},
+		{0, true, nil, errGivenUp, false},
+	} {
+		e := &Engine{}
+		of := &communicator{engine: e}
+		_, err := of.counting(&graphsOf{untold: untold, number: c.number}, device.Stream{}, 7, func() (bool, error) { return c.begins, c.err })
+		require.ErrorIs(t, err, c.want)
+		require.Equal(t, Graphs{Uncounted: c.uncounts}, e.Graphs())
+		require.Equal(t, e.Graphs(), (&Engine{without: e}).Graphs())
+	}
 }
 
 // A communicator that graphs use is not destroyed, and its abort does not wait for their end for ever.

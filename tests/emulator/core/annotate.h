@@ -45,6 +45,9 @@ int emulator_release_stream(void *stream);
 /* The number of tasks that have run whose description, as reports have it, begins with this text. */
 size_t emulator_finished(const char *begin);
 
+/* The number of objects that graphs may hold, of which the end is told, until that is done. */
+size_t emulator_objects(void);
+
 /* The number of threads that a call which has the device to itself keeps: 0 if there is no such call, else 1 for its own thread and
  * one for each call of other threads that waits until it returns. */
 int emulator_kept_threads(int device);

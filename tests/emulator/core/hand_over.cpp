@@ -131,6 +131,8 @@ size_t emulator_finished(const char *begin) {
   return all.streams.finished(begin);
 }
 
+size_t emulator_objects(void) { return emulator::objects.load(); }
+
 int emulator_kept_threads(int device) {
   State &all = emulator::state();
   emulator::Lock lock(all.mutex);

@@ -9,6 +9,7 @@
 // a task of a stream.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -135,6 +136,9 @@ Status host_function(StreamHandle stream, void (*function)(void *), void *argume
 bool inside_host_function();
 // Makes the calling thread one on which calls of the runtime fail with not_permitted.
 void forbid_calls();
+
+// The number of a skin's objects that graphs may hold, of which the end is told, until that is done.
+extern std::atomic<size_t> objects;
 
 // ---- copies
 

@@ -150,6 +150,8 @@ Status host_function(StreamHandle handle, void (*function)(void *), void *argume
   return queue(call, *stream, std::move(task));
 }
 
+std::atomic<size_t> objects;
+
 void forbid_calls() { this_thread().in_task = this_thread().in_host_function = true; }
 
 bool inside_host_function() { return this_thread().in_host_function; }

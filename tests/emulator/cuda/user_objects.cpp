@@ -45,6 +45,7 @@ void destroy_all() {
     all.unreferenced.pop_front();
     lock.unlock();
     object.destroy(object.argument);
+    --emulator::objects;
     lock.lock();
   }
 }
@@ -85,6 +86,7 @@ CUresult cuUserObjectCreate(CUuserObject *made, void *argument, CUhostFn destroy
   std::lock_guard lock(all.mutex);
   *made = reinterpret_cast<CUuserObject>(++all.made);
   all.known[*made] = {destroy, argument, references};
+  ++emulator::objects;
   return CUDA_SUCCESS;
 }
 
