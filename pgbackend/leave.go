@@ -10,7 +10,7 @@ import (
 // destroyed.
 const (
 	leaveWait  = 200 * time.Millisecond
-	leaveQuiet = 20 * time.Millisecond // the wait ends when none has ended for so long
+	leaveQuiet = 20 * time.Millisecond // where graphs alone are left, the wait ends when none has been destroyed for so long
 )
 
 // Leave ends this rank's part of the group without a wait for peers, as NCCL's abort does. With operations or control exchanges of this
@@ -42,7 +42,8 @@ func (g *Group) outstanding() bool {
 		if left != before {
 			changed, before = time.Now(), left
 		}
-		if left.graphs.Uncounted || time.Since(changed) >= leaveQuiet || time.Since(begin) >= leaveWait {
+		quiet := left == remains{graphs: left.graphs} && time.Since(changed) >= leaveQuiet // graphs alone, and none is destroyed any more
+		if left.graphs.Uncounted || quiet || time.Since(begin) >= leaveWait {
 			break
 		}
 		time.Sleep(200 * time.Microsecond)
