@@ -79,7 +79,7 @@ void ProcessGroupSagecomm::raiseMonitored(std::chrono::milliseconds timeout, boo
       return;
     }
   }
-  members()->failure->told(error);
+  failure_.told(group_);
   raise(error);
 }
 

@@ -94,15 +94,17 @@ void setExceptionTypes(
   set(SAGECOMM_ABORTED, aborted);
 }
 
+// Any thread may take it until the gate is closed. Behind that the main thread may, which ends the interpreter.
+bool mayTakeGil(const CompletionGate& gate) {
+  return Py_IsInitialized() != 0 && (gate.open() || holdsGil() || isMainThread());
+}
+
 void raise(const sagecomm_error& error) {
   if (error.status == SAGECOMM_FORKED) {
     C10_THROW_ERROR(Error, std::string(error.message, strnlen(error.message, sizeof error.message)));
   }
-  // Any thread may take the GIL until the gate is closed. Behind that the main thread may, which ends the interpreter. The others have
-  // torch's own type only, which needs no GIL.
   const CompletionGate gate;
-  const bool python = Py_IsInitialized() != 0 && (gate.open() || holdsGil() || isMainThread());
-  if (!python) {
+  if (!mayTakeGil(gate)) { // torch's own type needs none
     C10_THROW_ERROR(DistBackendError, std::string(error.message, strnlen(error.message, sizeof error.message)));
   }
   py::gil_scoped_acquire gil;

@@ -15,6 +15,8 @@
 
 namespace sagecomm {
 
+class CompletionGate; // core.hpp
+
 // Sets the exception classes for SAGECOMM_PEER_FAILURE, _TIMEOUT, _MISMATCH and _ABORTED. They are called with
 // (message, rank, host, pid, op, sequence, group), where None stands for what is not known. SAGECOMM_INVALID and
 // SAGECOMM_FORKED become RuntimeError, all others torch.distributed.DistBackendError. Requires: the GIL.
@@ -23,6 +25,9 @@ void setExceptionTypes(
     const pybind11::type& timeout,
     const pybind11::type& mismatch,
     const pybind11::type& aborted);
+
+// Reports whether this thread may take the GIL, or has it: while the interpreter ends, CPython ends threads that ask for it.
+bool mayTakeGil(const CompletionGate& gate);
 
 // Throws the exception for `error`. Called with or without the GIL. When shutdownCore() has returned, threads that have not the GIL, and
 // are not Python's main one, get a DistBackendError without attributes.

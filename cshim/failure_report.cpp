@@ -2,70 +2,72 @@
 #include "failure_report.hpp"
 
 #include <chrono>
-#include <cstdint>
-#include <set>
-#include <string>
 #include <utility>
 
 #include "core.hpp"
 
 namespace sagecomm {
 
-namespace {
-
-// Processes of whose deaths users were told. The mutex is taken behind no other one, and none is taken behind it.
-std::mutex deathsMutex;
-std::set<std::pair<std::string, int64_t>> deaths;
-
-std::pair<std::string, int64_t> culpritOf(const sagecomm_error& cause) {
-  return {cause.host, static_cast<int64_t>(cause.pid)};
-}
-
-} // namespace
-
-void FailureReport::began() {
+void FailureReport::reset(sagecomm_group group, int rank) {
   std::lock_guard<std::mutex> lock(mutex_);
-  underWay_++;
+  group_ = group;
+  rank_ = rank;
+  underWay_ = 0;
+  undefined_ = logged_ = told_ = aborted_ = false;
 }
 
-void FailureReport::ended(bool undefined) {
+void FailureReport::began(sagecomm_group group) {
   std::lock_guard<std::mutex> lock(mutex_);
-  underWay_--;
-  undefined_ |= undefined;
-  changed_.notify_all();
-}
-
-void FailureReport::told(const sagecomm_error& cause) {
-  told_.store(true);
-  if (cause.status == SAGECOMM_PEER_FAILURE && cause.pid != 0) {
-    std::lock_guard<std::mutex> lock(deathsMutex);
-    deaths.insert(culpritOf(cause));
+  if (group == group_) {
+    underWay_++;
   }
+}
+
+void FailureReport::ended(sagecomm_group group, bool failed) {
+  if (forked()) { // a thread of the parent may have had the lock
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (group == group_) {
+    underWay_--;
+    undefined_ |= failed;
+    changed_.notify_all();
+  }
+}
+
+bool FailureReport::isOwnDoing(const sagecomm_error& error) const {
+  return error.status == SAGECOMM_ABORTED && (error.rank == rank_ || aborted_);
+}
+
+bool FailureReport::logs(sagecomm_group group, const sagecomm_error& error) {
+  if (forked()) {
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return group == group_ && !isOwnDoing(error) && !std::exchange(logged_, true);
+}
+
+void FailureReport::told(sagecomm_group group) {
+  if (forked() || core().group_error(group, nullptr) >= 0) { // a group that was destroyed is refused
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  told_ |= group == group_;
+}
+
+void FailureReport::aborted(sagecomm_group group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  aborted_ |= group == group_;
 }
 
 bool FailureReport::takeUntold(const sagecomm_error& cause) {
-  if (told_.load() || cause.status == SAGECOMM_ABORTED) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (told_ || isOwnDoing(cause)) {
     return false;
   }
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    // The thread that completes them comes a moment after the end of the group.
-    changed_.wait_for(lock, std::chrono::nanoseconds(waits().hooks_ns), [this] { return underWay_ == 0; });
-    if (!undefined_) {
-      return false;
-    }
-  }
-  if (cause.status == SAGECOMM_PEER_FAILURE) {
-    std::lock_guard<std::mutex> lock(deathsMutex);
-    if (deaths.count(culpritOf(cause)) != 0) {
-      return false;
-    }
-  }
-  if (told_.exchange(true)) { // by another thread
-    return false;
-  }
-  told(cause);
-  return true;
+  // The thread that completes them comes a moment after the end of the group.
+  changed_.wait_for(lock, std::chrono::nanoseconds(waits().hooks_ns), [this] { return underWay_ == 0 || undefined_; });
+  return (underWay_ != 0 || undefined_) && !std::exchange(told_, true);
 }
 
 } // namespace sagecomm

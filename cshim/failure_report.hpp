@@ -2,7 +2,6 @@
 // (device_work.hpp), and end, without a call that could raise.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
@@ -10,31 +9,42 @@
 
 namespace sagecomm {
 
-// The report of one group. Works share it with the group, and outlive it. Any thread may call its functions, which raise nothing.
+// The report of one ProcessGroupSagecomm. Works share it with the group, and outlive it. Any thread may call its functions, which raise
+// nothing. Those that take a group of the core do nothing for one whose members reconfigure() has replaced.
 class FailureReport {
  public:
-  // began() and ended() enclose an operation that streams may wait for and the host need not. `undefined`: it has failed, and not because
-  // the group was aborted or destroyed here.
-  void began();
-  void ended(bool undefined);
-
-  // Reports whether it is called for the first time: one failure of a group is logged.
-  bool logs() {
-    return !logged_.exchange(true);
+  FailureReport(sagecomm_group group, int rank) : group_(group), rank_(rank) {
   }
-  // A call has raised `cause`, or has returned it. The death of a process is told to all groups.
-  void told(const sagecomm_error& cause);
+
+  // Forgets all, for the next members.
+  void reset(sagecomm_group group, int rank);
+
+  // began() and ended() enclose an operation that streams may wait for and the host need not. `failed`: its outputs are undefined.
+  void began(sagecomm_group group);
+  void ended(sagecomm_group group, bool failed);
+
+  // Reports whether the error of such an operation is to be logged: the first of the group, unless this rank has aborted or destroyed it.
+  bool logs(sagecomm_group group, const sagecomm_error& error);
+  // A call has raised an error of the group, or has returned it. It counts only if the group has failed: of some errors it goes on.
+  void told(sagecomm_group group);
+  // This rank has aborted the group, as others may have before.
+  void aborted(sagecomm_group group);
   // Reports whether outputs are undefined and nothing has told the user; counts as told(). Waits for the ends of operations, briefly.
   // Requires: the group has failed with `cause`, or was destroyed.
   bool takeUntold(const sagecomm_error& cause);
 
  private:
-  std::atomic<bool> logged_{false};
-  std::atomic<bool> told_{false};
-  std::mutex mutex_;
+  bool isOwnDoing(const sagecomm_error& error) const; // requires: mutex_
+
+  std::mutex mutex_; // guards all that follows; a thread that holds it takes no other one
   std::condition_variable changed_;
-  int underWay_ = 0; // guarded by mutex_
-  bool undefined_ = false; // guarded by mutex_
+  sagecomm_group group_;
+  int rank_;
+  int underWay_ = 0;
+  bool undefined_ = false;
+  bool logged_ = false;
+  bool told_ = false;
+  bool aborted_ = false;
 };
 
 } // namespace sagecomm

@@ -230,8 +230,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       refuseWithoutGroup(call.info.name); // another thread has destroyed the group meanwhile
     }
     if (error.status != SAGECOMM_INVALID && !forked()) {
-      (info ? info : info_)
-          ->failure->told(error); // without the lock, which a thread that aborts or destroys the group may have
+      failure_.told(group);
     }
     raise(error);
   }
@@ -256,7 +255,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       source = api_.work_source(issued.work);
     }
     call.ephemeralShare.end();
-    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_, info.get());
+    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_, info);
     if (!call.async || work->raisesAtOnce()) {
       work->raiseError();
     }

@@ -30,9 +30,11 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
               std::make_shared<Hooks>(),
               std::make_shared<EphemeralTimeout>(),
               group,
-              blocks(api_, group)})),
+              blocks(api_, group),
+              std::make_shared<FailureReport>(group, seat.rank)})),
       hooks_(*info_->hooks),
       ephemeralTimeout_(*info_->ephemeralTimeout),
+      failure_(*info_->failure),
       stacks_(Stacks::of(api_, group)),
       profilerNames_(options_->group_name),
       timeoutMs_(options_->timeout.count()) {
@@ -69,13 +71,18 @@ void ProcessGroupSagecomm::raiseUntold() {
   const auto first = [this]() -> std::shared_ptr<const sagecomm_error> {
     WithoutGil unlocked;
     auto failed = cause();
-    return failed != nullptr && members()->failure->takeUntold(*failed) ? failed : nullptr;
+    return failed != nullptr && failure_.takeUntold(*failed) ? failed : nullptr;
   }();
   if (first == nullptr) {
     return;
   }
   {
+    std::optional<CompletionGate> gate(std::in_place);
+    if (!mayTakeGil(*gate)) {
+      return;
+    }
     pybind11::gil_scoped_acquire gil;
+    gate.reset();
     if (!pybind11::module_::import("sagecomm._endings").attr("may_raise")().cast<bool>()) {
       return;
     }
@@ -146,6 +153,7 @@ void ProcessGroupSagecomm::abort() {
     interrupted_.store(true);
     group = group_.load();
   }
+  failure_.aborted(group);
   failAll(group, "abort() was called");
   if (reconfigurable_) {
     destroyGroup(group);
@@ -257,18 +265,18 @@ void ProcessGroupSagecomm::setSequenceNumberForGroup() {
 // A group that waits for its next members has not failed.
 c10d::ErrorType ProcessGroupSagecomm::getError() {
   WithoutGil unlocked;
-  const int32_t status = ask([this](sagecomm_group group) -> int32_t {
+  sagecomm_group asked = 0;
+  const int32_t status = ask([&](sagecomm_group group) -> int32_t {
+    asked = group;
     if (group != 0 || forked()) {
-      sagecomm_error error;
-      const int32_t failed = api_.group_error(group, &error);
-      if (failed < 0 && !forked()) {
-        members()->failure->told(error);
-      }
-      return failed;
+      return api_.group_error(group, nullptr);
     }
     const auto first = cause();
     return first != nullptr && (shutDown_.load() || !reconfigurable_) ? first->status : SAGECOMM_OK;
   });
+  if (status < 0 && status != SAGECOMM_INVALID && !forked()) {
+    failure_.told(asked != 0 ? asked : members()->group);
+  }
   switch (status) {
     case SAGECOMM_OK:
       return c10d::ErrorType::SUCCESS;

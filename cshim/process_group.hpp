@@ -266,6 +266,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::shared_ptr<const GroupInfo> info_;
   Hooks& hooks_; // info_'s
   EphemeralTimeout& ephemeralTimeout_; // info_'s
+  FailureReport& failure_; // info_'s
   std::unique_ptr<Stacks> stacks_; // null: the group records no stacks
   std::atomic<bool> described_{false}; // describeGroup() was called
   Windows windows_;

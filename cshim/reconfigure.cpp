@@ -185,7 +185,8 @@ bool ProcessGroupSagecomm::install(sagecomm_group group, const Seat& seat, const
   options_->global_ranks_in_group = options.global_ranks_in_group;
   options_->settings = options.settings; // including the hints
   info_ = std::make_shared<GroupInfo>(
-      GroupInfo{name_, seat.rank, info_->hooks, info_->ephemeralTimeout, group, blocks(api_, group)});
+      GroupInfo{name_, seat.rank, info_->hooks, info_->ephemeralTimeout, group, blocks(api_, group), info_->failure});
+  failure_.reset(group, seat.rank);
   stacks_ = Stacks::of(api_, group);
   described_.store(false);
   lastSequence_.store(0);

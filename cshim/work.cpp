@@ -65,14 +65,19 @@ void Work::notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKey
 }
 
 void Work::finishInline(
-    sagecomm_work handle, Buffers& buffers, uint64_t sequence, int source, const Hooks& hooks, const GroupInfo* group) {
+    sagecomm_work handle,
+    Buffers& buffers,
+    uint64_t sequence,
+    int source,
+    const Hooks& hooks,
+    const std::shared_ptr<const GroupInfo>& group) {
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
   if (C10_UNLIKELY(group != nullptr)) {
     finishOutputs(buffers, *group);
     if (error_) {
-      group->failure->told(*error_); // by this call, or wait()
+      group_ = group; // raiseFailure() tells it
     }
   }
   endProfiling();
@@ -129,7 +134,7 @@ void Work::attach(
   group_ = std::move(group);
   group_->hooks->began();
   if (!hostWaits()) {
-    group_->failure->began();
+    group_->failure->began(group_->group);
   }
 }
 
@@ -236,19 +241,20 @@ void Work::raiseEnding() {
 void Work::raiseFailure() {
   raiseEnding();
   if (group_) {
-    group_->failure->told(*error_);
+    group_->failure->told(group_->group);
   }
   raise(*error_);
 }
 
 // The caller's stream goes on when a joined operation has failed, and a program may read the outputs and make no further call.
 void Work::reportEnd() const {
-  const bool undefined = error_ != nullptr && error_->status != SAGECOMM_ABORTED;
-  if (undefined && !group_->blocks && group_->failure->logs()) {
+  if (error_ != nullptr && group_->failure->logs(group_->group, *error_)) {
     LOG(ERROR) << "the outputs of an operation on " << device_->device() << " are undefined: " << error_->message
-               << "; with SAGECOMM_BLOCKING_WAIT=on, wait() and synchronous calls would have raised this";
+               << (group_->blocks
+                       ? ""
+                       : "; with SAGECOMM_BLOCKING_WAIT=on, wait() and synchronous calls would have raised this");
   }
-  group_->failure->ended(undefined);
+  group_->failure->ended(group_->group, error_ != nullptr);
 }
 
 // The peers take the operation for a success. They learn by the failure of the group that this rank does not go on as they do. Of an
@@ -425,7 +431,7 @@ std::exception_ptr Work::exception() const {
     return nullptr;
   }
   if (group_) {
-    group_->failure->told(*error_);
+    group_->failure->told(group_->group);
   }
   return toException(*error_);
 }

@@ -41,7 +41,7 @@ struct GroupInfo {
   std::shared_ptr<EphemeralTimeout> ephemeralTimeout;
   sagecomm_group group = 0; // its handle
   bool blocks = false; // who waits for an operation on a device waits on the host (SAGECOMM_BLOCKING_WAIT)
-  std::shared_ptr<FailureReport> failure = std::make_shared<FailureReport>();
+  std::shared_ptr<FailureReport> failure;
 };
 
 // OpInfo names an operation. All instances are constants.
@@ -83,7 +83,7 @@ class Work final : public c10d::Work {
       uint64_t sequence,
       int source,
       const Hooks& hooks,
-      const GroupInfo* group);
+      const std::shared_ptr<const GroupInfo>& group);
   // Attaches a Work whose operation goes on, and takes over the memory that the operation uses. Throws nothing, because the
   // core is using the buffers by now.
   void attach(
@@ -208,7 +208,7 @@ class Work final : public c10d::Work {
   Stopwatch watch_;
   bool notifiesHooks_ = false;
   std::vector<uint64_t> memberKeys_; // see Success
-  std::shared_ptr<const GroupInfo> group_; // set by attach()
+  std::shared_ptr<const GroupInfo> group_; // set by attach(), and by finishInline() if the operation has failed
   EphemeralTimeout::Share ephemeralShare_; // of group_
 };
 

@@ -89,7 +89,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
 void Work::finishFuture(c10::ivalue::Future& future) const {
   if (error_) {
     if (group_) {
-      group_->failure->told(*error_);
+      group_->failure->told(group_->group);
     }
     future.setError(toException(*error_));
     return;
@@ -110,7 +110,7 @@ void Work::finishFuture(c10::ivalue::Future& future) const {
 
 void Work::finishResult(c10::ivalue::Future& future) const {
   if (error_ && group_) {
-    group_->failure->told(*error_);
+    group_->failure->told(group_->group);
   }
   future.markCompleted(c10::IValue(static_cast<int64_t>(resultOf(error_.get()))));
 }

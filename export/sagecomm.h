@@ -397,8 +397,8 @@ typedef struct sagecomm_api {
 
   /* Waits a bounded time for issued operations, tells the peers that this rank leaves, and frees the group. It does not
    * wait for peers to do the same. The bound is 2 s, for groups that met at a unique id the timeout of operations. A second call returns INVALID.
-   * It returns OK also for a group that has failed: then *err has the first cause, which group_error() may not have had before; else the status
-   * of *err is OK. */
+   * It returns OK also for a group that has failed: then *err has the first cause, which group_error() may not have had before. So it does,
+   * with TIMEOUT, where the bound was over and operations on devices are not complete; they fail with ABORTED. Else the status of *err is OK. */
   int32_t (*group_destroy)(sagecomm_group group, sagecomm_error *err);
 
   /* Makes every operation of the group, here and on every rank, fail with ABORTED and `reason`. Idempotent. */

@@ -34,6 +34,9 @@ func (g *Group) destroy(late time.Duration) error {
 	}
 	if what := g.settle(late); what != "" {
 		observe.Warn("group %q was destroyed on %s with operations %s; they fail now", g.title(), g.number(g.rank), what)
+		if d := g.device.Load(); d != nil && d.run.Unfinished() > 0 {
+			g.givenUp.Store(g.unfinishedHere(coll.Timeout, what))
+		}
 	}
 	g.depart()
 	return nil
@@ -96,7 +99,7 @@ func (g *Group) settle(late time.Duration) string {
 		}
 		behind := g.streamIsLate()
 		if now := g.calledOnDevices(); now != called && waits { // peers come to the operations that are left, one after the other
-			begin, called = time.Now(), now
+			begin, called, askedAll = time.Now(), now, false
 		}
 		if (behind || g.birth != nil || g.reports()) && waits {
 			begin, askedAll = time.Now(), false
@@ -144,6 +147,11 @@ func (g *Group) Finish() *coll.Failure {
 	if what == "" {
 		return nil
 	}
+	return g.unfinishedHere(status, what)
+}
+
+// unfinishedHere returns the failure of a wait for the issued operations, some of which are not complete.
+func (g *Group) unfinishedHere(status coll.Status, what string) *coll.Failure {
 	return &coll.Failure{Status: status, Rank: -1, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: %s has operations %s", g.title(), g.number(g.rank), what)}
 }
@@ -168,15 +176,17 @@ func (g *Group) streamIsLate() bool {
 	return called && late
 }
 
-// calledOnDevices returns how many collectives of the device lane all ranks have called, as far as this one knows.
+// calledOnDevices returns how many of the collectives of the device lane that this rank has called all ranks have called, as far as this one
+// knows. Those that peers call beyond them do not count: nothing here waits for them.
 func (g *Group) calledOnDevices() (n uint64) {
 	d := g.device.Load()
 	if d == nil {
 		return 0
 	}
+	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
 	for rank := range g.size {
-		if last, has := d.run.LastIn(runner.DeviceLane, rank); has {
-			n += uint64(last.Sequence)
+		if last, has := d.run.LastIn(runner.DeviceLane, rank); has && called {
+			n += uint64(min(last.Sequence, mine.Sequence))
 		}
 	}
 	return n

@@ -62,6 +62,7 @@ type Group struct {
 
 	cause           atomic.Pointer[coll.Failure]
 	clean           atomic.Bool                              // the cause is that the group was destroyed, without a failure before
+	givenUp         atomic.Pointer[coll.Failure]             // operations on devices that Destroy has not waited for to the end
 	announced       chan struct{}                            // closed when failure callbacks and the dump of the cause are behind
 	incidents       incidents                                // of a group over several hosts
 	arbiter         *arbiter                                 // decides the first cause of a group over several hosts; nil: the failure word does
@@ -165,10 +166,11 @@ func (g *Group) timeout() time.Duration { return time.Duration(g.operationTimeou
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
 
 // FirstCause returns the first cause of the group's failure, also when the group is destroyed; nil if that has not failed before. The verdict on a
-// group over several hosts may still come while it is destroyed.
+// group over several hosts may still come while it is destroyed. Where Destroy has given up operations on devices, for which the caller has not
+// waited, that is the cause.
 func (g *Group) FirstCause() *coll.Failure {
 	if g.clean.Load() {
-		return nil
+		return g.givenUp.Load()
 	}
 	return g.cause.Load()
 }

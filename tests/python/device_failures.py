@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +40,13 @@ def warm(group: Any = None) -> None:
     """Makes what the first collective of a group on a device makes, together with the peers."""
     dist.all_reduce(full(mine()), group=group)
     torch.accelerator.synchronize()
+
+
+def hurry(*groups: Any) -> None:
+    """Operations of the groups time out soon on this rank. Making and warming them has as long as the machine needs."""
+    for group in groups:
+        backend = (group or c10d._get_default_group())._get_backend(accelerator())
+        backend._set_default_timeout(SHORT)
 
 
 def meet(name: str) -> None:
@@ -95,9 +101,10 @@ def a_peer_never_calls(rank: int, size: int, store: str) -> None:
 
 def only_one_rank(name: str) -> None:
     """Rank 0 alone makes a call, in a group of its own."""
-    group = dist.new_group(timeout=SHORT)
+    group = dist.new_group(timeout=MINUTE)
     warm(group)
     if dist.get_rank() == 0:
+        hurry(group)
         with pytest.raises(sagecomm.CollectiveTimeout, match="rank 1"):
             CALLS[name](group)
     meet(name)
@@ -106,11 +113,12 @@ def only_one_rank(name: str) -> None:
 def a_group_blocks(rank: int, size: int, store: str) -> None:
     """The option of one group. The other one goes on as without it."""
     settings = {"blocking_wait": "on"}
-    join(rank, size, store, pg_options=sagecomm.Options(timeout=SHORT, settings=settings), timeout=SHORT)
-    other = dist.new_group(timeout=SHORT, pg_options=sagecomm.Options(timeout=SHORT, settings={}))
+    join(rank, size, store, pg_options=sagecomm.Options(timeout=MINUTE, settings=settings), timeout=MINUTE)
+    other = dist.new_group(timeout=MINUTE, pg_options=sagecomm.Options(timeout=MINUTE, settings={}))
     for group in (None, other):
         warm(group)
     if rank == 0:
+        hurry(None)
         with pytest.raises(sagecomm.CollectiveTimeout):
             dist.all_reduce(full(mine()))
         x = full(0)
@@ -201,22 +209,24 @@ def read_what_is_undefined(group: Any = None) -> None:
 
 def ends_are_told(rank: int, size: int, store: str) -> None:
     """destroy_process_group() raises what nothing else has, and forgets its groups."""
-    join(rank, size, f"{store}-first", timeout=SHORT)
+    join(rank, size, f"{store}-first", timeout=MINUTE)
     for name in ("one", "two"):
-        group = dist.new_group(timeout=SHORT)
+        group = dist.new_group(timeout=MINUTE)
         warm(group)
         if rank == 0:
+            hurry(group)
             read_what_is_undefined(group)
             with pytest.raises(sagecomm.CollectiveTimeout, match=r"all_reduce #2 .*rank 1"):
                 dist.destroy_process_group(group)
             with pytest.raises(ValueError, match="Invalid process group"):
                 dist.destroy_process_group(group)
         meet(name)
-    others = [dist.new_group(timeout=SHORT) for _ in range(2)]
+    others = [dist.new_group(timeout=MINUTE) for _ in range(2)]
     for each in (None, *others):
         warm(each)
     meet("warm")
     if rank == 0:
+        hurry(None, *others)
         for each in (None, *others):
             read_what_is_undefined(each)
         meet("over")
@@ -267,32 +277,73 @@ def hear(how: str, group: Any, other: Any) -> None:
 def nothing_is_told_twice(rank: int, size: int, store: str) -> None:
     join(rank, size, store)
     for how in HOW:
-        group, other = dist.new_group(timeout=SHORT), dist.new_group(timeout=SHORT)
+        group, other = dist.new_group(timeout=MINUTE), dist.new_group(timeout=MINUTE)
         for each in (group, other):
             warm(each)
         if rank == 0:
+            hurry(group, other)
             hear(how, group, other)
             dist.destroy_process_group(group)
         meet(how)
     leave()
 
 
-def one_death_is_told_once(rank: int, size: int, store: str) -> None:
-    """Operations of three groups fail with one rank. One of them raises that."""
+def a_death_in_several_groups(rank: int, size: int, store: str) -> None:
+    """Operations of three groups fail with one rank. A call of one of them raises that. The end raises it for the
+    others, once."""
     join(rank, size, store)
     groups = [dist.new_group() for _ in range(3)]
     for group in groups:
         warm(group)
     meet("all")
     if rank == 1:
+        c10d._get_default_store().wait(["rank 0 has called"], MINUTE)
         os._exit(3)
     for group in groups:
-        with suppress(sagecomm.PeerFailure):  # the group may know by now
-            dist.all_reduce(full(mine()), group=group)
+        dist.all_reduce(full(mine()), group=group)
+    c10d._get_default_store().set("rank 0 has called", b"")
     torch.cuda.synchronize()
     with pytest.raises(sagecomm.PeerFailure):
         dist.all_reduce(full(mine()), group=groups[0])
-    leave()
+    dist.destroy_process_group(groups[0])
+    with pytest.raises(sagecomm.PeerFailure, match="rank 1"):
+        dist.destroy_process_group()
+    assert not dist.is_initialized()
+    assert not c10d._world.pg_names
+
+
+def an_abort_by_a_peer(rank: int, size: int, store: str) -> None:
+    """The rank that aborts knows. The other one, which has an operation in flight, is told."""
+    join(rank, size, store)
+    warm()
+    if rank == 0:
+        dist.all_reduce(full(mine()))
+    meet("called")
+    if rank == 1:
+        c10d._get_default_group().abort()
+        dist.destroy_process_group()
+        return
+    torch.cuda.synchronize()
+    with pytest.raises(sagecomm.Aborted, match="aborted by rank 1"):
+        dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+def the_end_gives_up(rank: int, size: int, store: str) -> None:
+    """The end of a group does not wait for a peer as long as the operation would, and raises that."""
+    join(rank, size, store, timeout=MINUTE)
+    warm()
+    meet("warm")
+    common = c10d._get_default_store()
+    if rank == 0:
+        dist.all_reduce(full(mine()))
+        with pytest.raises(sagecomm.CollectiveTimeout, match="rank 0 has operations that peers have not joined"):
+            dist.destroy_process_group()
+        assert not dist.is_initialized()
+        common.set("over", b"")
+    else:
+        common.wait(["over"], MINUTE)
+        dist.destroy_process_group()
 
 
 def an_abort_is_no_news(rank: int, size: int, store: str) -> None:
@@ -309,13 +360,14 @@ def an_abort_is_no_news(rank: int, size: int, store: str) -> None:
 
 def users_exception_stays(rank: int, size: int, store: str) -> None:
     """Where an exception is being handled, destroy_process_group() raises none of its own."""
-    join(rank, size, store, timeout=SHORT)
+    join(rank, size, store, timeout=MINUTE)
     warm()
     meet("warm")
 
     def program() -> None:
         try:
             if rank == 0:
+                hurry(None)
                 read_what_is_undefined()
             meet("over")
             raise LookupError("the user's own")

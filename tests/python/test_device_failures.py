@@ -58,13 +58,21 @@ def test_captures_stay_as_they_are(cuda_bed: CudaBed) -> None:
 
 @under_schedules
 @pytest.mark.parametrize(
-    "program", ["ends_are_told", "nothing_is_told_twice", "an_abort_is_no_news", "users_exception_stays"]
+    "program",
+    [
+        "ends_are_told",
+        "nothing_is_told_twice",
+        "an_abort_is_no_news",
+        "an_abort_by_a_peer",
+        "the_end_gives_up",
+        "users_exception_stays",
+    ],
 )
 def test_what_the_end_of_a_group_tells(cuda_bed: CudaBed, schedule: Schedule, program: str) -> None:
     cuda_bed.ranks(f"device_failures:{program}", 2, schedule=schedule.name, seed=schedule.seed, **SETTINGS)
 
 
 @under_schedules
-def test_a_death_is_told_once(cuda_bed: CudaBed, schedule: Schedule) -> None:
+def test_a_death_in_several_groups(cuda_bed: CudaBed, schedule: Schedule) -> None:
     settings = {**SETTINGS, "schedule": schedule.name, "seed": schedule.seed}
-    cuda_bed.ranks("device_failures:one_death_is_told_once", 2, dies=1, **settings)
+    cuda_bed.ranks("device_failures:a_death_in_several_groups", 2, dies=1, **settings)

@@ -78,7 +78,7 @@ def test_the_list_of_symbols_is_that_of_the_installed_torch(cuda_bed: CudaBed) -
 
 
 def test_a_process_that_somebody_stops(cuda_bed: CudaBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cuda_bed.BOUND_S", 1)
+    monkeypatch.setattr("cuda_bed.BOUND_S", 10)
     with pytest.raises(AssertionError, match="stopped by a signal\n"):
         cuda_bed.run("cuda_basics:is_stopped")
     with pytest.raises(AssertionError, match="hung\n"):
