@@ -13,6 +13,7 @@ import (
 
 	"sagecomm/internal/device"
 	"sagecomm/internal/engine/staged"
+	"sagecomm/internal/runner"
 )
 
 // memories is a device that allocates nothing but numbers.
@@ -98,6 +99,28 @@ func TestUsesOfGates(t *testing.T) {
 		}
 		carryOut(u)
 	}
+}
+
+// A run that has failed ends before its stream, which then still writes both words of the gate.
+func TestGatesOfRunsThatHaveFailed(t *testing.T) {
+	p, rt := NewPool(), newMemories(t)
+	var last use
+	for range slabBytes / runner.GateBytes {
+		var err error
+		last, err = p.takeGate(rt, source{})
+		require.NoError(t, err)
+		last.Open()
+	}
+	idle := func() bool {
+		_, ok := p.idleGate(source{}, nil)
+		return ok
+	}
+	require.False(t, idle())
+	atomic.StoreUint32(last.InputReady(), 1)
+	require.False(t, idle())
+	atomic.StoreUint32(last.OutputTaken(), 1)
+	require.True(t, idle())
+	require.False(t, idle())
 }
 
 // A gate that no run has had is free at once.
