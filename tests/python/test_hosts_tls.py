@@ -118,10 +118,13 @@ def until_a_timeout(path: str) -> tuple[str, str]:
     """Rank 1 is stopped. Rank 0 sends more than the connection holds, and must come back."""
     rank = dist.get_rank()
     dist.all_reduce(torch.ones(10))
-    report(path)
     if rank == 1:
+        dist.recv(torch.empty(1), 0)  # rank 0 has the sum, which a goroutine of this process may have sent later
+        report(path)
         os.kill(os.getpid(), signal.SIGSTOP)
         return "", ""
+    dist.send(torch.ones(1), 1)
+    report(path)
     error, *_ = caught(lambda: dist.all_reduce(torch.ones(LONG)))
     report(path)
     return type(error).__name__, str(error)
