@@ -327,13 +327,18 @@ def stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
 
-def pynccl(rank: int, size: int, store: str) -> None:
-    """Calls as vLLM's tests of pynccl make them, in a stream of their own and with nothing that waits on the host."""
+def communicator_of(rank: int, size: int, store: str) -> tuple[Library, dist.FileStore, ctypes.c_void_p]:
+    """Returns the library, a store that all ranks have, and a communicator of all, on the device of the rank."""
     torch.cuda.set_device(rank % torch.cuda.device_count())
     library, names = Library(), dist.FileStore(store, size)
     if rank == 0:
         names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    return library, names, library.communicator(size, names.get("id"), rank)
+
+
+def pynccl(rank: int, size: int, store: str) -> None:
+    """Calls as vLLM's tests of pynccl make them, in a stream of their own and with nothing that waits on the host."""
+    library, _, comm = communicator_of(rank, size, store)
     inputs = [values(r) for r in range(size)]
     total = torch.stack(inputs).sum(0)
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -368,11 +373,7 @@ def pynccl(rank: int, size: int, store: str) -> None:
 
 def several_streams(rank: int, size: int, store: str) -> None:
     """All streams of a group call wait for each other."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, _, comm = communicator_of(rank, size, store)
     streams = [torch.cuda.Stream() for _ in range(3)]
     tensors = []
     for n, each in enumerate(streams):
@@ -420,11 +421,7 @@ def in_one_thread(rank: int, size: int, store: str, ranks: int) -> None:
 
 def captured(rank: int, size: int, store: str) -> str:
     """Returns why an operation in a capture is refused."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, _, comm = communicator_of(rank, size, store)
     t = mine_of(rank)
     text = ""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -442,11 +439,7 @@ def captured(rank: int, size: int, store: str) -> str:
 
 def replayed(rank: int, size: int, store: str) -> None:
     """An operation in a graph, launched with new contents, and one outside of the graph between the launches."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, _, comm = communicator_of(rank, size, store)
     x, y, eager = mine_of(rank), torch.zeros(N, device="cuda"), torch.ones(N, device="cuda")
     library.call("ncclAllReduce", pointer(x), pointer(y), N, FLOAT32, SUM, comm, stream())
     torch.cuda.synchronize()
@@ -466,11 +459,7 @@ def replayed(rank: int, size: int, store: str) -> None:
 def aborts_beside_graphs(rank: int, size: int, store: str, kept: bool) -> str:
     """Rank 0 aborts a communicator of which all operations are complete, while a graph has one of them, or when the
     graph is destroyed. Returns what the others hear when they need rank 0."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, names, comm = communicator_of(rank, size, store)
     t = mine_of(rank)
     reduce = ("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm)
     library.call(*reduce, stream())
@@ -507,11 +496,7 @@ def aborts_beside_graphs(rank: int, size: int, store: str, kept: bool) -> str:
 def to_itself(rank: int, size: int, store: str) -> str:
     """Each rank sends to itself, in one buffer and in two, while the buffers are late. Returns why a send alone is
     refused."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, _, comm = communicator_of(rank, size, store)
     x, y, got = mine_of(rank), mine_of(rank + 1), empty()
     library.call("ncclGroupStart")
     for source, target in ((x, x), (y, got)):
@@ -536,11 +521,7 @@ def to_itself(rank: int, size: int, store: str) -> str:
 
 def host_memory(rank: int, size: int, store: str) -> None:
     """Pinned memory is reduced behind what the stream of the call holds."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, _, comm = communicator_of(rank, size, store)
     t = torch.zeros(N).pin_memory()
     t.copy_(mine_of(rank), non_blocking=True)
     library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
@@ -577,11 +558,7 @@ def of_another_device(rank: int, size: int, store: str) -> None:
 
 def finalized(rank: int, size: int, store: str) -> str:
     """Rank 0 finalizes a communicator with an operation that no other rank joins. Returns its error."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, names, comm = communicator_of(rank, size, store)
     t, text = mine_of(rank), ""
     library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
     torch.cuda.synchronize()
@@ -601,11 +578,7 @@ def finalized(rank: int, size: int, store: str) -> str:
 def aborted_in_finalize(rank: int, size: int, store: str) -> str:
     """Rank 0 finalizes a communicator with an operation that no other rank joins, and aborts it on another thread
     meanwhile. The next operation of the others fails. Returns the error of that, or of the finalization."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    library, names = Library(), dist.FileStore(store, size)
-    if rank == 0:
-        names.set("id", library.unique_id())
-    comm = library.communicator(size, names.get("id"), rank)
+    library, names, comm = communicator_of(rank, size, store)
     t = mine_of(rank)
 
     def failing(name: str, *arguments: Any) -> Error:
