@@ -10,8 +10,8 @@ import (
 )
 
 // A file whose tests take a seed of the emulator has one of these names of device_bed.py, or of a file that hands them on.
-var takesSeeds = regexp.MustCompile(
-	`(?s)from (?:device_bed|test_device_training) import (?:[^\n(]*|\([^)]*)\b(?:SEEDS|FEW|ALL|under_schedules|deaths|cases_of)\b`)
+var takesSeeds = regexp.MustCompile(`(?s)from (?:device_bed|test_device_training) import (?:[^\n(]*|\([^)]*)` +
+	`\b(?:SEEDS|FEW|ALL|under_schedules|by_turns|quick_if_\w+|deaths|cases_of)\b`)
 
 // `make test-streams` runs each file of tests/python that takes seeds.
 func TestMakeRunsTheTestsThatTakeSeeds(t *testing.T) {

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,9 @@ class Mutant:
     @property
     def in_core(self) -> bool:
         return any(not name.startswith(("cshim/", "torch_ext/")) for name in self.files)
+
+    def has(self, kinds: Collection[str]) -> bool:
+        return any(name in kinds for name in self.tests)
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,9 @@ def apply(mutant: Mutant, tree: Path, *how: str) -> str:
 class Tree:
     """A copy of the tree that mutants take turns in. The beds and the environment are those of the tree itself."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, builder: shim.Shim | None = None) -> None:
         self.root = root
+        self._builder = builder
         shutil.rmtree(self.root, ignore_errors=True)
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -123,56 +128,61 @@ class Tree:
         for name in mutant.files:
             shutil.copyfile(ROOT / name, self.root / name)
 
-    def build(self, builder: shim.Shim, core_too: bool) -> None:
+    def build(self, core_too: bool) -> None:
         """Makes the core and the extension. A core that no source of the copy changes is that of the first build."""
         (self.root / CORE).unlink(missing_ok=True)
         if core_too:
             shim.run(["make", "--no-print-directory", "core"], cwd=self.root)
         else:
             shutil.copyfile(WORK / "libsagecomm.so", self.root / CORE)
-        builder.build(self.root)
+        if self._builder:
+            self._builder.build(self.root)
 
 
-def try_mutant(tree: Tree, mutant: Mutant, builder: shim.Shim, seeds: int) -> Outcome:
+def try_mutant(tree: Tree, mutant: Mutant, seeds: int) -> Outcome:
     began = time.monotonic()
     try:
         tree.change(mutant)
-        tree.build(builder, mutant.in_core)
+        if mutant.has(suites.LOADS_THE_CORE):
+            tree.build(mutant.in_core)
         found = (suites.fails(tree.root, name, seeds, mutant.name) for name in mutant.tests)
         failure = next(filter(None, found), None)
     finally:
         tree.restore(mutant)
     counts = False
     if failure:
-        tree.build(builder, core_too=False)
+        if failure.suite in suites.LOADS_THE_CORE:
+            tree.build(core_too=False)
         counts = suites.passes(tree.root, failure, seeds, mutant.name)
     return Outcome(failure, counts, time.monotonic() - began)
 
 
-def prepare(builder: shim.Shim, jobs: int, everything: bool, seeds: int) -> queue.Queue[Tree]:
+def prepare(mutants: list[Mutant], jobs: int, seeds: int, everything: bool) -> queue.Queue[Tree]:
+    """Makes the copies, and what all of them begin with as far as the mutants' suites need it."""
+    python = any(mutant.has(suites.PYTHON) for mutant in mutants)
+    builder = shim.Shim(WORK / "objects") if python else None
     trees: queue.Queue[Tree] = queue.Queue()
     for number in range(jobs):
-        tree = Tree(WORK / f"tree-{number}")
-        if number == 0:
-            tree.build(builder, core_too=True)
-            shutil.copyfile(tree.root / CORE, WORK / "libsagecomm.so")
-            for name in ("cuda", "simdev", *suites.GO) if everything else ():
-                if failure := suites.fails(tree.root, name, seeds, UNCHANGED):
-                    log = suites.log_of(UNCHANGED, name)
-                    raise SystemExit(f"without a mutant, {failure.test} fails with {failure.how}: {log}")
-        trees.put(tree)
+        trees.put(Tree(WORK / f"tree-{number}", builder))
+    first = trees.queue[0]
+    if any(mutant.has(suites.LOADS_THE_CORE) for mutant in mutants):
+        first.build(core_too=True)
+        shutil.copyfile(first.root / CORE, WORK / "libsagecomm.so")
+    for name in ("cuda", "simdev", *suites.GO) if everything else ():
+        if failure := suites.fails(first.root, name, seeds, UNCHANGED):
+            log = suites.log_of(UNCHANGED, name)
+            raise SystemExit(f"without a mutant, {failure.test} fails with {failure.how}: {log}")
     return trees
 
 
 def run_all(mutants: list[Mutant], jobs: int, seeds: int, everything: bool) -> bool:
-    builder = shim.Shim(WORK / "objects")
-    trees = prepare(builder, jobs, everything, seeds)
+    trees = prepare(mutants, jobs, seeds, everything)
     writing = threading.Lock()
 
     def one(mutant: Mutant) -> Outcome:
         tree = trees.get()
         try:
-            outcome = try_mutant(tree, mutant, builder, seeds)
+            outcome = try_mutant(tree, mutant, seeds)
         finally:
             trees.put(tree)
         with writing:

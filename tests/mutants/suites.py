@@ -56,6 +56,7 @@ GO = {
     # The programs of tests/runner: the runner's C without Go, its gates too, under ThreadSanitizer.
     "threads": ["./tests/runner/sanitize", "-run", "TestUnderThreadSanitizer"],
 }
+LOADS_THE_CORE = {*PYTHON, "driver"}  # the other suites are Go's tests of a package, which build what they need
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from worlds import Pool
 LAZY, RANDOM = Schedule("lazy"), [Schedule("random", FIRST_SEED + n) for n in range(SEEDS)]
 
 DATA_PARALLEL = [(model, hook) for model in device_training.MODELS for hook in (None, *device_training.HOOKS)]
-QUICK_DATA_PARALLEL = [("convolutions", None), ("mlp", None), ("mlp", "PowerSGD")]
+QUICK_DATA_PARALLEL = [("convolutions", None), ("mlp", "PowerSGD")]
 SHARDED = [(name, kind) for name, (_, kinds) in device_sharded.PROGRAMS.items() for kind in kinds]
 QUICK_SHARDED = [("fully_sharded", "plain"), ("tensor_parallel", "sequence"), ("tensors", "")]
 
