@@ -10,8 +10,7 @@ import torch
 
 import device_each
 from cuda_bed import CudaBed
-from device_bed import FEW, Schedule, Worlds, quick_if_lazy, quick_if_random
-from selection import quickly
+from device_bed import FEW, Schedule, Worlds, quick_if_lazy, under_schedules
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
 
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -22,8 +21,9 @@ def on_cuda(bed: CudaBed, entry: str, schedule: Schedule, **settings: str) -> No
     bed.ranks(f"device_each:{entry}", 2, schedule=schedule.name, seed=schedule.seed, **settings)
 
 
-@quick_if_random
-@pytest.mark.parametrize("queue", quickly(["launch queue"], ["streams", "launch queue"]))
+@pytest.mark.long
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     for program in device_each.PROGRAMS:
@@ -36,8 +36,9 @@ def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
     on_cuda(cuda_bed, "where_streams_wait", schedule)
 
 
+@pytest.mark.long
 @needs_cuda
-@quick_if_random
+@under_schedules
 def test_programs_on_cuda_without_waits(cuda_bed: CudaBed, schedule: Schedule) -> None:
     on_cuda(cuda_bed, "under_fake_cuda", schedule, EMULATOR_FAULTS=NO_WAITS)
 
