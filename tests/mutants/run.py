@@ -2,8 +2,10 @@
 
     python tests/mutants/run.py [--check] [--jobs N] [--seeds N] [name ...]
 
-A mutant is a patch in this folder that takes one order out of the way of an operation on a device. The text in front of
-the patch says what is missing; its line `Tests:` names the suites that must notice, in the order in which they run.
+A mutant is a patch in this folder that takes one order out of the way of an operation on a device, in the core, the
+extension or the package. The text in front of the patch says what is missing; its line `Tests:` names the suites of
+suites.py that must notice, in the order in which they run. A test counts that fails with the mutant, and passes alone
+without it.
 --check only finds out whether each patch applies. Without names, the copy without a mutant comes first and must pass.
 The table of who caught what goes to caught.md, what a suite printed to build/mutants/MUTANT-SUITE.log.
 """
@@ -15,59 +17,26 @@ import os
 import queue
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import shim
+import suites
+from suites import Failure
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-WORK = ROOT / "build" / "mutants"
+WORK = suites.LOGS
 REPORT = HERE / "caught.md"
 CORE = "torch_ext/sagecomm/lib/libsagecomm.so"
 JOBS = 2  # mutants at a time, each with two or more ranks
-SUITE_BOUND_S = 420
-HANG_BOUND_S = 30  # of one test's ranks, unless the environment has TEST_HANG_BOUND_S
 UNCHANGED = "without_a_mutant"
-
-_TENSORS = "tests/python/test_device_tensors.py"
-_SIMDEV = [f"{_TENSORS}::{name}" for name in ("test_programs", "test_coalesced", "test_p2p", "test_a_peer_that_ends")]
-PYTHON = {
-    "cuda": ["tests/python/test_device_waits.py", f"{_TENSORS}::test_programs_on_cuda"],
-    "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
-    "each": ["tests/python/test_device_each.py", "-k", "cuda"],  # every operation
-    "blocking": ["tests/python/test_device_failures.py"],
-    "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
-    "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
-    "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],
-    "turns": ["tests/python/test_cuda_engine.py", "-k", "rows_do"],
-    "libraries": ["tests/python/test_nccl_waits.py", "-k", "p2p_behind"],
-    "handlers": ["tests/python/test_nccl_waits.py", "-k", "handler"],
-    "unwritten": ["tests/python/test_cuda_engine.py", "-k", "written"],
-    "exits": ["tests/python/test_endings.py", "-k", "futures_end"],
-    "kept": [
-        "tests/python/test_nccl_engine.py",
-        "tests/python/test_nccl_graphs.py",
-        "-k",
-        "behind_an_error or beside_graphs or capture_fails or running",
-    ],
-    "scripted": ["tests/python/test_shim_work.py", "-k", "written"],
-    "vendors": ["tests/python/test_vendor_devices.py", "-k", "launch and (calls or waits)"],
-}
-GO = {
-    "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
-    "pools": ["./internal/engine/staged", "./internal/engine/vendor", "-run", "TwoThreads|ThatIsIssued|WaitsForQuiet"],
-    "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
-    "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
-    "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
-    "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
-}
 
 
 @dataclass(frozen=True)
@@ -83,21 +52,35 @@ class Mutant:
 
     @property
     def in_core(self) -> bool:
-        return any(not name.startswith("cshim/") for name in self.files)
+        return any(not name.startswith(("cshim/", "torch_ext/")) for name in self.files)
+
+    def has(self, kinds: Collection[str]) -> bool:
+        return any(name in kinds for name in self.tests)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    caught: str  # suite and test, with its schedule and seed; empty if nothing noticed
-    how: str
+    failure: Failure | None
+    counts: bool  # the test that has failed passes without the mutant
     seconds: float
+
+    @property
+    def verdict(self) -> str:
+        if self.failure is None:
+            return "nothing"
+        test = f"{self.failure.suite}: {self.failure.test}"
+        return test if self.counts else f"not sure: fails without the mutant: {test}"
+
+    @property
+    def how(self) -> str:
+        return self.failure.how if self.failure else ""
 
 
 def read(path: Path) -> Mutant:
     head, _, patch = path.read_text().partition("--- a/")
     found = re.search(r"^Tests: (.+)$", head, re.MULTILINE)
-    if found is None or not set(found[1].split()) <= {*PYTHON, *GO}:
-        raise SystemExit(f"{path}: no line `Tests:` with some of {', '.join((*PYTHON, *GO))}")
+    if found is None or not set(found[1].split()) <= {*suites.PYTHON, *suites.GO}:
+        raise SystemExit(f"{path}: no line `Tests:` with some of {', '.join((*suites.PYTHON, *suites.GO))}")
     files = tuple(re.findall(r"^--- a/(\S+)", "--- a/" + patch, re.MULTILINE))
     what = " ".join(head[: found.start()].split())
     return Mutant(path, what, tuple(found[1].split()), files)
@@ -106,15 +89,19 @@ def read(path: Path) -> Mutant:
 def apply(mutant: Mutant, tree: Path, *how: str) -> str:
     """Returns why the patch does not apply, or nothing."""
     command = ["git", "apply", "--whitespace=nowarn", *how, str(mutant.path)]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    # The copy is inside a repository. git must not look at that: it would pass over the files of a patch that
+    # `git diff` has written, without an error.
+    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    done = subprocess.run(command, cwd=tree, env=outside, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""
 
 
 class Tree:
     """A copy of the tree that mutants take turns in. The beds and the environment are those of the tree itself."""
 
-    def __init__(self, number: int) -> None:
-        self.root = WORK / f"tree-{number}"
+    def __init__(self, root: Path, builder: shim.Shim | None = None) -> None:
+        self.root = root
+        self._builder = builder
         shutil.rmtree(self.root, ignore_errors=True)
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -131,188 +118,81 @@ class Tree:
                 (self.root / name).symlink_to(ROOT / name)
         (self.root / CORE).parent.mkdir(parents=True, exist_ok=True)
 
+    def change(self, mutant: Mutant) -> None:
+        why = apply(mutant, self.root)
+        same = [name for name in mutant.files if (self.root / name).read_bytes() == (ROOT / name).read_bytes()]
+        if why or same or not mutant.files:
+            raise SystemExit(f"{mutant.path} does not apply:\n{why or f'it does not change {same}'}")
+
     def restore(self, mutant: Mutant) -> None:
         for name in mutant.files:
             shutil.copyfile(ROOT / name, self.root / name)
 
-    def build_core(self) -> None:
+    def build(self, core_too: bool) -> None:
+        """Makes the core and the extension. A core that no source of the copy changes is that of the first build."""
         (self.root / CORE).unlink(missing_ok=True)
-        shim.run(["make", "--no-print-directory", "core"], cwd=self.root)
-
-    def suite(self, name: str, seeds: int, what: str) -> tuple[str, str]:
-        """Returns which test failed with `what`, and how; nothing if all passed."""
-        environment = {"TEST_HANG_BOUND_S": str(HANG_BOUND_S), **os.environ, "SEEDS": str(seeds)}
-        if name in GO:
-            command = [
-                str(self.root / "tools/go"),
-                "test",
-                "-short",
-                "-count=1",
-                "-failfast",
-                "-vet=off",
-                "-timeout",
-                "200s",
-                *GO[name],
-            ]
-            where = self.root
+        if core_too:
+            shim.run(["make", "--no-print-directory", "core"], cwd=self.root)
         else:
-            environment["PYTHONPATH"] = str(self.root / "torch_ext")
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-v",
-                "-x",
-                "--tb=short",
-                "-p",
-                "no:cacheprovider",
-                "--timeout=120",
-                *PYTHON[name],
-            ]
-            where = ROOT
-        run = bounded(command, where, environment)
-        log_of(what, name).write_text(run.output)
-        return verdict(what, name, run)
+            shutil.copyfile(WORK / "libsagecomm.so", self.root / CORE)
+        if self._builder:
+            self._builder.build(self.root)
 
 
-def log_of(what: str, suite: str) -> Path:
-    return WORK / f"{what}-{suite}.log"
-
-
-@dataclass(frozen=True)
-class Run:
-    code: int
-    output: str
-    overran: bool  # the bound ended it
-
-    @property
-    def signal(self) -> str:
-        """The signal that ended the suite. It came from outside, since tests send signals to their ranks only."""
-        if self.overran:
-            return ""
-        if self.code < 0:
-            return (signal.strsignal(-self.code) or str(-self.code)).lower()
-        said = re.search(r"^signal: (.+)$", self.output, re.MULTILINE)  # go test of the program that it has run
-        return said[1] if said else ""
-
-
-def verdict(what: str, suite: str, run: Run) -> tuple[str, str]:
-    """Returns which test failed with `what`, and how; nothing if all passed."""
-    if run.signal:
-        raise SystemExit(
-            f"{what}: suite {suite} was ended by signal '{run.signal}'; whether it notices the mutant is open. "
-            f"Its output is in {log_of(what, suite)}"
-        )
-    if run.code == 0:
-        return "", ""
-    test, how = find_go(run.output) if suite in GO else find_python(run.output)
-    return test, "a hang of the suite" if run.overran else how
-
-
-def bounded(command: list[str], where: Path, environment: dict[str, str], bound_s: float = SUITE_BOUND_S) -> Run:
-    with subprocess.Popen(
-        command,
-        cwd=where,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        overran = False
-        try:
-            output, _ = process.communicate(timeout=bound_s)
-        except subprocess.TimeoutExpired:
-            overran = True
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-        return Run(process.returncode, output, overran)
-
-
-def find_python(output: str) -> tuple[str, str]:
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+?::\S+(?: \S+?\])?)", output, re.MULTILINE)
-    running = re.findall(r"^(tests/\S+::.+?) *(?:PASSED|FAILED|SKIPPED|$)", output, re.MULTILINE)
-    test = failed[1] if failed else running[-1] if running else "the start of pytest"
-    return re.sub(r" \++ Timeout \++$", "", test.rpartition("/")[2]), reason(output)
-
-
-def find_go(output: str) -> tuple[str, str]:
-    failed = re.search(r"--- FAIL: (\S+)", output) or re.search(r"running tests:\s+(\S+)", output)
-    seed = re.search(
-        r"^\s+\w+_test\.go:\d+: (lazy|eager|threaded|random \d+|with \d hardware queues?)", output, re.MULTILINE
-    )
-    return " ".join([failed[1] if failed else "the start of go test", *([seed[1]] if seed else [])]), reason(output)
-
-
-# The first that fits names what went wrong. A hang comes late, since who hangs often has a peer that has failed.
-REASONS = (
-    ("a report of the checker", r"conflict: "),
-    ("a wrong result", r"AssertionError: \(-?[\d.]+, -?[\d.]+\)|other bits than|does not hold: host"),
-    ("a hang", r": hung$|the ranks hang:|did not answer within|Timeout|test timed out|did not end"),
-    ("an assertion", r"AssertionError: assert |^E +assert |DID NOT RAISE|does not hold|_test\.go:\d+: "),
-    ("an exception", r"Error: "),
-)
-
-
-def reason(output: str) -> str:
-    return next((what for what, pattern in REASONS if re.search(pattern, output, re.MULTILINE)), "a failure")
-
-
-def try_mutant(tree: Tree, mutant: Mutant, builder: shim.Shim, seeds: int) -> Outcome:
+def try_mutant(tree: Tree, mutant: Mutant, seeds: int) -> Outcome:
     began = time.monotonic()
     try:
-        if why := apply(mutant, tree.root):
-            raise SystemExit(f"{mutant.path} does not apply:\n{why}")
-        if mutant.in_core:
-            tree.build_core()
-        else:
-            shutil.copyfile(WORK / "libsagecomm.so", tree.root / CORE)
-        builder.build(tree.root)
-        for name in mutant.tests:
-            test, how = tree.suite(name, seeds, mutant.name)
-            if test:
-                return Outcome(f"{name}: {test}", how, time.monotonic() - began)
-        return Outcome("", "", time.monotonic() - began)
+        tree.change(mutant)
+        if mutant.has(suites.LOADS_THE_CORE):
+            tree.build(mutant.in_core)
+        found = (suites.fails(tree.root, name, seeds, mutant.name) for name in mutant.tests)
+        failure = next(filter(None, found), None)
     finally:
         tree.restore(mutant)
+    counts = False
+    if failure:
+        if failure.suite in suites.LOADS_THE_CORE:
+            tree.build(core_too=False)
+        counts = suites.passes(tree.root, failure, seeds, mutant.name)
+    return Outcome(failure, counts, time.monotonic() - began)
 
 
-def prepare(builder: shim.Shim, jobs: int, everything: bool, seeds: int) -> queue.Queue[Tree]:
+def prepare(mutants: list[Mutant], jobs: int, seeds: int, everything: bool) -> queue.Queue[Tree]:
+    """Makes the copies, and what all of them begin with as far as the mutants' suites need it."""
+    python = any(mutant.has(suites.PYTHON) for mutant in mutants)
+    builder = shim.Shim(WORK / "objects") if python else None
     trees: queue.Queue[Tree] = queue.Queue()
     for number in range(jobs):
-        tree = Tree(number)
-        if number == 0:
-            tree.build_core()
-            shutil.copyfile(tree.root / CORE, WORK / "libsagecomm.so")
-            builder.build(tree.root)
-            for name in ("cuda", "simdev", *GO) if everything else ():
-                test, how = tree.suite(name, seeds, UNCHANGED)
-                if test:
-                    raise SystemExit(f"without a mutant, {test} fails with {how}: {log_of(UNCHANGED, name)}")
-        trees.put(tree)
+        trees.put(Tree(WORK / f"tree-{number}", builder))
+    first = trees.queue[0]
+    if any(mutant.has(suites.LOADS_THE_CORE) for mutant in mutants):
+        first.build(core_too=True)
+        shutil.copyfile(first.root / CORE, WORK / "libsagecomm.so")
+    for name in ("cuda", "simdev", *suites.GO) if everything else ():
+        if failure := suites.fails(first.root, name, seeds, UNCHANGED):
+            log = suites.log_of(UNCHANGED, name)
+            raise SystemExit(f"without a mutant, {failure.test} fails with {failure.how}: {log}")
     return trees
 
 
 def run_all(mutants: list[Mutant], jobs: int, seeds: int, everything: bool) -> bool:
-    builder = shim.Shim(WORK / "objects")
-    trees = prepare(builder, jobs, everything, seeds)
+    trees = prepare(mutants, jobs, seeds, everything)
     writing = threading.Lock()
 
     def one(mutant: Mutant) -> Outcome:
         tree = trees.get()
         try:
-            outcome = try_mutant(tree, mutant, builder, seeds)
+            outcome = try_mutant(tree, mutant, seeds)
         finally:
             trees.put(tree)
         with writing:
             write_report(mutant, outcome)
-        print(f"{mutant.name}: {outcome.caught or 'NOT CAUGHT'}: {outcome.how} ({outcome.seconds:.0f} s)", flush=True)
+        print(f"{mutant.name}: {outcome.verdict}: {outcome.how} ({outcome.seconds:.0f} s)", flush=True)
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
         outcomes = list(pool.map(one, mutants))
-    caught = sum(bool(outcome.caught) for outcome in outcomes)
+    caught = sum(outcome.counts for outcome in outcomes)
     print(f"{caught} of {len(mutants)} mutants were caught")
     return caught == len(mutants)
 
@@ -331,7 +211,7 @@ def write_report(mutant: Mutant, outcome: Outcome) -> None:
     """Replaces the line of this mutant."""
     old = REPORT.read_text() if REPORT.exists() else ""
     lines = {found[1]: found[0] for found in re.finditer(r"^\| (\w+) \|.*\|$", old, re.MULTILINE)}
-    lines[mutant.name] = f"| {mutant.name} | {mutant.what} | {outcome.caught or 'nothing'} | {outcome.how} |"
+    lines[mutant.name] = f"| {mutant.name} | {mutant.what} | {outcome.verdict} | {outcome.how} |"
     kept = [lines[path.stem] for path in sorted(HERE.glob("*.patch")) if path.stem in lines]
     REPORT.write_text("\n".join([*REPORT_HEAD, *kept]) + "\n")
 

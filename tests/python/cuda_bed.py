@@ -30,6 +30,7 @@ import fake_cuda
 
 BOUND_S = float(os.environ.get("TEST_HANG_BOUND_S", "90"))  # of one child; they take less than ten on a busy machine
 CONCURRENT = 2
+SEEDS = int(os.environ.get("SEEDS", "2"))  # of the random schedule; `make test-streams` runs more
 # Parts of torch that take seconds to import. The process that forks imports them if files of collected tests have.
 IMPORTED_IF_USED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 
@@ -116,7 +117,7 @@ class CudaBed:
     def run(self, function: str, *arguments: Any, schedule: str = "lazy", seed: int = 1, **settings: str) -> Any:
         return self.start(function, *arguments, schedule=schedule, seed=seed, **settings).result()
 
-    def under_all(self, function: str, *arguments: Any, seeds: int = 5, **settings: str) -> list[Any]:
+    def under_all(self, function: str, *arguments: Any, seeds: int = SEEDS, **settings: str) -> list[Any]:
         """Runs a function under the lazy, the eager and the threaded schedule and under random ones, two at a time."""
         cases = [("lazy", 1), ("eager", 1), ("threaded", 1), *(("random", seed) for seed in range(1, seeds + 1))]
         with ThreadPoolExecutor(CONCURRENT) as pool:

@@ -69,8 +69,26 @@ def deaths(
 # For tests that run under one order of the host and one random one, unless SEEDS is set.
 FEW = [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else _RANDOM[:1])]
 
-# A test under these runs for each schedule; `make test` leaves out most seeds.
+# A test under these runs for each schedule. `make test` leaves out most of them, or all but one where another test has
+# the same order under the other one, or where it is the device itself that is tested.
 under_schedules = pytest.mark.parametrize("schedule", quickly(_QUICK, ALL), ids=str)
+quick_if_lazy = pytest.mark.parametrize("schedule", quickly(_QUICK[:1], ALL), ids=str)
+quick_if_random = pytest.mark.parametrize("schedule", quickly(_QUICK[1:], ALL), ids=str)
+
+
+def _name(value: Any) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+def by_turns(what: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test by `what` and by the schedule. `make test` runs each value under one of its schedules, which
+    take turns: both are checked, but not all pairs of them."""
+    quick = list(zip(values, itertools.cycle(_QUICK), strict=False))
+    rows = [
+        pytest.param(*pair, id=f"{_name(pair[0])}-{pair[1]}", marks=() if pair in quick else pytest.mark.long)
+        for pair in itertools.product(values, ALL)
+    ]
+    return pytest.mark.parametrize((what, "schedule"), rows)
 
 
 # The first test builds the device, on a busy machine for longer than a test may take.

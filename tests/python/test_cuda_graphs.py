@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
-from device_bed import Schedule, cases_of, deaths, under_schedules
+from device_bed import Schedule, by_turns, cases_of, deaths, quick_if_random
 from device_graphs import CHUNK, OPERATIONS
 from selection import quickly
 
@@ -23,7 +23,7 @@ def settings_for(schedule: Schedule) -> dict[str, Any]:
     return {**SETTINGS, "schedule": schedule.name, "seed": schedule.seed}
 
 
-@under_schedules
+@quick_if_random
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("lengths", quickly([[24]], [[24], [1, 5000]]), ids=str)
 def test_replays(cuda_bed: CudaBed, schedule: Schedule, size: int, lengths: list[int]) -> None:
@@ -38,9 +38,8 @@ def test_replays_of_more_chunks_than_slots(cuda_bed: CudaBed, schedule: str) -> 
     cuda_bed.ranks("device_graphs:in_group", 2, "replays", lengths, 2, schedule=schedule, **SETTINGS)
 
 
-@under_schedules
+@by_turns("program", ["together", "ahead", "streams"])
 @pytest.mark.parametrize("size", quickly([4], [3, 4]))
-@pytest.mark.parametrize("program", ["together", "ahead", "streams"])
 def test_programs(cuda_bed: CudaBed, schedule: Schedule, size: int, program: str) -> None:
     cuda_bed.ranks("device_graphs:in_group", size, program, LAUNCHES, **settings_for(schedule))
 

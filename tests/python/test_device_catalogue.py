@@ -12,14 +12,13 @@ import torch
 
 import device_catalogue
 from cuda_bed import CudaBed
-from device_bed import EMULATOR, Schedule, Worlds, built, under_schedules
+from device_bed import EMULATOR, Schedule, Worlds, built, by_turns
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
 
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 
-@under_schedules
-@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+@by_turns("queue", ["streams", "launch queue"])
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     for program in device_catalogue.PROGRAMS:
@@ -27,8 +26,7 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
 
 
 @needs_cuda
-@under_schedules
-@pytest.mark.parametrize("driver", ["waits", "no waits"])
+@by_turns("driver", ["waits", "no waits"])
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, driver: str) -> None:
     cuda_bed.ranks(
         "device_catalogue:under_fake_cuda",

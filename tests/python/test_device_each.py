@@ -10,12 +10,9 @@ import torch
 
 import device_each
 from cuda_bed import CudaBed
-from device_bed import ALL, FEW, Schedule, Worlds, under_schedules
-from selection import quickly
+from device_bed import FEW, Schedule, Worlds, quick_if_lazy, under_schedules
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
 
-# `make test` runs what differs from the other beds.
-under_few_schedules = pytest.mark.parametrize("schedule", quickly(FEW[1:2], ALL), ids=str)
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 
@@ -24,8 +21,9 @@ def on_cuda(bed: CudaBed, entry: str, schedule: Schedule, **settings: str) -> No
     bed.ranks(f"device_each:{entry}", 2, schedule=schedule.name, seed=schedule.seed, **settings)
 
 
-@under_few_schedules
-@pytest.mark.parametrize("queue", quickly(["launch queue"], ["streams", "launch queue"]))
+@pytest.mark.long
+@under_schedules
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     for program in device_each.PROGRAMS:
@@ -33,13 +31,14 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
 
 
 @needs_cuda
-@under_schedules
+@quick_if_lazy
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
     on_cuda(cuda_bed, "where_streams_wait", schedule)
 
 
+@pytest.mark.long
 @needs_cuda
-@under_few_schedules
+@under_schedules
 def test_programs_on_cuda_without_waits(cuda_bed: CudaBed, schedule: Schedule) -> None:
     on_cuda(cuda_bed, "under_fake_cuda", schedule, EMULATOR_FAULTS=NO_WAITS)
 

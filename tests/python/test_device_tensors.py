@@ -19,7 +19,7 @@ import device_p2p
 import device_pipeline
 import device_programs
 from cuda_bed import CudaBed
-from device_bed import ALL, Schedule, Worlds, built, under_schedules
+from device_bed import ALL, Schedule, Worlds, built, by_turns, quick_if_lazy, quick_if_random
 from selection import quickly
 from worlds import World
 
@@ -56,8 +56,7 @@ def ranks(worlds: Worlds, schedule: Schedule, **environment: str) -> World:
     return world
 
 
-@under_schedules
-@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+@by_turns("queue", ["streams", "launch queue"])
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     programs = list(device_calls.PROGRAMS)
@@ -67,23 +66,21 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         world.run(checked, program)
 
 
-@under_schedules
-@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+@by_turns("queue", ["streams", "launch queue"])
 def test_coalesced(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     for program in device_coalesced.PROGRAMS:
         world.run(checked, program)
 
 
-@under_schedules
-@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+@by_turns("queue", ["streams", "launch queue"])
 def test_p2p(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     for program in (*device_p2p.PROGRAMS, device_p2p.mismatch):
         world.run(checked, program)
 
 
-@under_schedules
+@quick_if_random
 def test_communication_backends(fresh_world: Worlds, schedule: Schedule) -> None:
     world = ranks(fresh_world, schedule)
     for program in device_comm.PROGRAMS:
@@ -91,8 +88,7 @@ def test_communication_backends(fresh_world: Worlds, schedule: Schedule) -> None
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
-@under_schedules
-@pytest.mark.parametrize("driver", ["waits", "no waits"])
+@by_turns("driver", ["waits", "no waits"])
 @pytest.mark.parametrize("module", ["device_calls", "device_p2p", "device_coalesced", "device_comm", "device_pipeline"])
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, module: str, driver: str) -> None:
     """The same programs on CUDA tensors, with torch's own guard, allocator, streams, events and futures; and with a
@@ -145,13 +141,12 @@ def test_programs_with_few_hardware_queues(cuda_bed: CudaBed, schedule: Schedule
     )
 
 
-@under_schedules
+@quick_if_lazy
 def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -> None:
     ranks(fresh_world, schedule).run(checked, device_programs.consumer_waits_for_the_copy_back)
 
 
-@under_schedules
-@pytest.mark.parametrize("program", [device_calls.peer_leaves, device_p2p.peer_leaves_a_recv])
+@by_turns("program", [device_calls.peer_leaves, device_p2p.peer_leaves_a_recv])
 def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, program: Callable[[], str]) -> None:
     survivor, left = ranks(fresh_world, schedule).outcomes(checked, program)
     assert left.exitcode == 3

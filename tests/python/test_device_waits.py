@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed, fake_cuda
-from device_bed import Schedule, under_schedules
+from device_bed import Schedule, by_turns, quick_if_lazy, quick_if_random, under_schedules
 from older_torch import KNOWS_CAPTURES
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -30,14 +30,14 @@ def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
 
 
 @pytest.mark.skipif(not KNOWS_CAPTURES, reason="this torch cannot tell whether a stream is being captured")
-@under_schedules
+@quick_if_random
 def test_a_wait_in_a_capture(cuda_bed: CudaBed, schedule: Schedule) -> None:
     cuda_bed.ranks(
         "device_waits:wait_in_a_capture", 2, schedule=schedule.name, seed=schedule.seed, EMULATOR_KICK_MS=KICK_MS
     )
 
 
-@under_schedules
+@quick_if_random
 def test_batch_of_several_senders(cuda_bed: CudaBed, schedule: Schedule) -> None:
     """The streams of a batch do not wait for each other."""
     cuda_bed.ranks(
@@ -49,7 +49,7 @@ def test_batch_of_several_senders(cuda_bed: CudaBed, schedule: Schedule) -> None
     )
 
 
-@under_schedules
+@quick_if_lazy
 def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
     with tempfile.TemporaryDirectory() as folder:
         survivor, dead = (
@@ -69,10 +69,9 @@ def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
             dead.result()
 
 
-@pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
-@under_schedules
-def test_copies_overlap_the_host(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
-    groups = 2 if faults else IN_WINDOW
+@by_turns("driver", ["waits", "no waits"])
+def test_copies_overlap_the_host(cuda_bed: CudaBed, schedule: Schedule, driver: str) -> None:
+    groups, faults = (2, NO_WAITS) if driver == "no waits" else (IN_WINDOW, "")
     settings = {"EMULATOR_KICK_MS": KICK_MS, "EMULATOR_FAULTS": faults, "schedule": schedule.name}
     cuda_bed.ranks("device_waits:copies_overlap_the_host", 2, groups, seed=schedule.seed, **settings)
 
@@ -83,10 +82,10 @@ def test_torchs_sanitizer(cuda_bed: CudaBed, faults: str) -> None:
     cuda_bed.ranks("device_sanitizer:under_fake_cuda", 2, EMULATOR_KICK_MS=KICK_MS, EMULATOR_FAULTS=faults)
 
 
-@pytest.mark.parametrize("schedule", ["lazy", "random"])
-@pytest.mark.parametrize("program", ["abort_while_streams_wait", "futures_after_an_abort", "ends_without_destroying"])
-def test_waits_are_released(cuda_bed: CudaBed, program: str, schedule: str) -> None:
-    cuda_bed.ranks(f"device_waits:{program}", 2, schedule=schedule, seed=1, EMULATOR_KICK_MS=KICK_MS)
+@by_turns("program", ["abort_while_streams_wait", "futures_after_an_abort", "ends_without_destroying"])
+def test_waits_are_released(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
+    settings = {"EMULATOR_KICK_MS": KICK_MS, "schedule": schedule.name}
+    cuda_bed.ranks(f"device_waits:{program}", 2, seed=schedule.seed, **settings)
 
 
 def test_a_process_that_ends_itself(cuda_bed: CudaBed, tmp_path: Path) -> None:

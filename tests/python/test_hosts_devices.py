@@ -10,7 +10,7 @@ import pytest
 
 import device_calls
 import device_p2p
-from device_bed import Schedule, Worlds
+from device_bed import FEW, Schedule, Worlds
 from selection import quickly
 from test_device_tensors import checked, ranks
 from worlds import World, on_hosts
@@ -26,7 +26,7 @@ PROGRAMS: list[Callable[[], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("schedule", quickly([Schedule("lazy")], [Schedule("lazy"), Schedule("random")]), ids=str)
+@pytest.mark.parametrize("schedule", quickly(FEW[:1], FEW), ids=str)
 def test_operations_of_two_hosts(fresh_world: Worlds, schedule: Schedule) -> None:
     def over_hosts(size: int, environment: dict[str, str]) -> World:
         return fresh_world(size, on_hosts(*[1] * size, **environment))

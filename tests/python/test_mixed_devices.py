@@ -3,7 +3,9 @@ says. The core carries out their operations through host memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from programs import in_background
 from selection import quickly
 from test_device_tensors import KICK_MS, checked, ranks
 from test_vendor_devices import prepare_vendor
-from worlds import World
+from worlds import World, results_of
 
 pytestmark = build_bound
 under_few_schedules = pytest.mark.parametrize("schedule", quickly(FEW[1:2], FEW), ids=str)
@@ -62,10 +64,20 @@ def test_a_vendors_device_and_cuda(
         EMULATOR_KICK_MS=KICK_MS,
         SAGECOMM_ENGINE="auto",
     )
-    outcomes = in_background(world, device_mixed.on_simdev, 0, 2, store, backend=None)
-    other.result()  # first: if that rank has failed, the other one waits for it
-    (outcome,) = outcomes.result()
-    assert outcome.ok, outcome.trace
+    ranks_of_simdev = in_background(world, device_mixed.on_simdev, 0, 2, store, backend=None)
+    of_both(other.result, lambda: results_of(ranks_of_simdev.result()))
+
+
+def of_both(*results: Callable[[], Any]) -> None:
+    """Raises what the ranks of both beds have raised: the rank that fails first makes the other one fail."""
+    errors = []
+    for result in results:
+        try:
+            result()
+        except AssertionError as error:  # of the beds, which have the traces of their ranks
+            errors.append(str(error))
+    if errors:
+        raise AssertionError("\n".join(errors))
 
 
 def one_rank_of(worlds: Worlds) -> Worlds:

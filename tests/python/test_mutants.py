@@ -17,6 +17,8 @@ installed = sys.path.copy()
 sys.path.insert(0, str(MUTANTS))
 
 import run as mutants  # noqa: E402
+import suites  # noqa: E402
+from suites import Failure, Run  # noqa: E402
 
 sys.path[:] = installed
 
@@ -39,10 +41,10 @@ def test_the_report_is_of_these_mutants() -> None:
         assert suite in mutants.read(MUTANTS / f"{name}.patch").tests, name
 
 
-def outcome(program: str, suite: str = "cuda", bound_s: float = 60) -> tuple[str, str]:
+def outcome(program: str, suite: str = "cuda", bound_s: float = 60) -> Failure | None:
     command = [sys.executable, "-c", f"import os, signal\nprint('test', flush=True)\n{program}"]
-    run = mutants.bounded(command, MUTANTS, dict(os.environ), bound_s)
-    return mutants.verdict("a_mutant", suite, run)
+    run = suites.bounded(command, MUTANTS, dict(os.environ), bound_s)
+    return suites.verdict("a_mutant", suite, run)
 
 
 def test_a_suite_that_is_killed_ends_the_run() -> None:
@@ -54,13 +56,78 @@ def test_a_suite_that_is_killed_ends_the_run() -> None:
 
 
 def test_a_suite_that_overruns_is_a_hang() -> None:
-    assert outcome("signal.pause()", bound_s=0.1)[1] == "a hang of the suite"
+    failure = outcome("signal.pause()", bound_s=0.1)
+    assert failure is not None
+    assert failure.how == "a hang of the suite"
+
+
+NODE = "tests/python/test_device_failures.py::test_a_peer_that_dies[synchronous-staged without waits]"
 
 
 def test_a_suite_that_fails_or_passes() -> None:
-    failure = "FAILED tests/python/test_device_waits.py::test_programs[lazy] - AssertionError: assert 1 == 2"
-    assert outcome(f"print({failure!r}); raise SystemExit(1)") == (
-        "test_device_waits.py::test_programs[lazy]",
-        "an assertion",
-    )
-    assert outcome("raise SystemExit(0)") == ("", "")
+    line = f"FAILED {NODE} - AssertionError: assert 1 == 2"
+    found = Failure("cuda", NODE.removeprefix("tests/python/"), "an assertion", NODE)
+    assert outcome(f"print({line!r}); raise SystemExit(1)") == found
+    lines = "--- FAIL: TestLate (0.01s)\n    --- FAIL: TestLate/one (0.01s)\n        late_test.go:7: random 3: ..."
+    found = Failure("fake", "TestLate random 3", "an assertion", "TestLate")
+    assert outcome(f"print({lines!r}); raise SystemExit(1)", "fake") == found
+    assert outcome("raise SystemExit(0)") is None
+
+
+@pytest.mark.parametrize(
+    ("suite", "alone", "code", "output", "passes"),
+    [
+        ("cuda", NODE, 0, f"{NODE} PASSED", True),
+        ("cuda", NODE, 0, f"{NODE} SKIPPED (no CUDA)", False),
+        ("cuda", NODE, 1, f"{NODE} FAILED", False),
+        ("fake", "TestLate", 0, "=== RUN   TestLate\n--- PASS: TestLate (0.01s)\nPASS", True),
+        ("fake", "TestLate", 0, "testing: warning: no tests to run\nPASS\nok  \tsagecomm/pgbackend", False),
+        ("fake", "", 0, "ok  \tsagecomm/pgbackend\t3.1s", True),
+    ],
+    ids=["passes", "is skipped", "fails", "passes in Go", "is not there", "the whole suite passes"],
+)
+def test_a_test_counts_if_it_passes_without_the_mutant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suite: str, alone: str, code: int, output: str, passes: bool
+) -> None:
+    monkeypatch.setattr(suites, "LOGS", tmp_path)
+    monkeypatch.setattr(suites, "start", lambda *_: Run(code, output, overran=False))
+    failure = Failure(suite, "a test", "a hang", alone)
+    assert suites.passes(tmp_path, failure, 1, "a_mutant") is passes
+    assert mutants.Outcome(failure, passes, 1).verdict.startswith(f"{suite}: " if passes else "not sure: ")
+
+
+PATCH = """A group's end tells nothing.
+Tests: exits
+
+diff --git a/{name} b/{name}
+--- a/{name}
++++ b/{name}
+@@ -1,1 +1,2 @@
+ {first}
++MUTANT = True
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
+def test_processes_of_the_tests_import_the_changed_package(tmp_path: Path) -> None:
+    name = "torch_ext/sagecomm/_version.py"
+    source = (mutants.ROOT / name).read_text()
+    patch = tmp_path / "a_mutant.patch"
+    patch.write_text(PATCH.format(name=name, first=source.partition("\n")[0]))
+    mutant = mutants.read(patch)
+    assert not mutant.in_core
+    tree = mutants.Tree(mutants.WORK / "tree-of-a-test")  # inside the repository, as the copies of a run are
+    try:
+        tree.change(mutant)
+        assert "MUTANT" in (tree.root / name).read_text()
+        program = "from sagecomm import _version; print(_version.MUTANT)"
+        environment = suites.environment(tree.root, seeds=1)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "True\n", done.stderr
+        tree.restore(mutant)
+        assert (tree.root / name).read_text() == source
+    finally:
+        shutil.rmtree(tree.root)

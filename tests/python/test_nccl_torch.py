@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import device_training
 from cuda_bed import CudaBed, fake_cuda
-from device_bed import Schedule, under_schedules
+from device_bed import Schedule, by_turns
 from nccl_facade import FACADE
 from selection import quickly
 from worlds import Pool
@@ -50,9 +50,8 @@ def facade_bed() -> Iterator[CudaBed]:
     bed.stop()
 
 
-@under_schedules
+@by_turns("group_class", list(CLASSES))
 @pytest.mark.parametrize("of", quickly([("staged", 2)], [("staged", 2), ("cuda", 4), ("auto", 4)]), ids=case)
-@of_both_classes
 def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int], group_class: str) -> None:
     engine, size = of
     settings = {**SETTINGS, **of_class(group_class), "SAGECOMM_ENGINE": engine, "schedule": schedule.name}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, quick_if_random, run_on_device
 
 pytestmark = build_bound
 
@@ -171,16 +171,16 @@ def early_write() -> None:
     early_access_of_the_host(write=True)
 
 
-@under_schedules
+@quick_if_random
 def test_copies_with_pinned_memory_do_not_wait(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, copies_with_pinned_memory, early_read, early_write, pinned_memory_is_kept)
 
 
-@under_schedules
+@quick_if_random
 def test_other_copies_with_the_host_are_complete(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, blocking_copies, ranges)
 
 
-@under_schedules
+@quick_if_random
 def test_copies_between_devices_are_ordered_on_both(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, two_devices, wrong_devices)

@@ -9,7 +9,7 @@ import torch
 
 import test_simdev_copies as copies
 import test_simdev_order as order
-from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, quick_if_random, run_on_device
 from simdev_runtime import Runtime, size
 
 pytestmark = build_bound
@@ -88,12 +88,12 @@ def without_anybody_asking() -> None:
     torch.simdev.synchronize()
 
 
-@under_schedules
+@quick_if_random
 def test_a_native_handle_is_good_until_the_next_launch(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, fresh_handle, kept_handle, errors_come_later, environment=QUEUE)
 
 
-@under_schedules
+@quick_if_random
 def test_the_rules_of_order_hold_with_the_queue(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(
         fresh_world,

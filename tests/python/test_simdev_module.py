@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from device_bed import EMULATOR, Schedule, Worlds, build_bound, built, run_on_device, under_schedules
+from device_bed import EMULATOR, Schedule, Worlds, build_bound, built, quick_if_random, run_on_device
 from selection import quickly
 from starter import Started
 
@@ -65,7 +65,7 @@ def backward_on_another_stream() -> None:
     assert x.grad.tolist() == [18.0] * N
 
 
-@under_schedules
+@quick_if_random
 @pytest.mark.parametrize("queue", ["0", "1"], ids=["", "launch-queue"])
 def test_training_gives_the_bits_of_the_cpu(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     settings = {"SIMDEV_LAUNCH_QUEUE": queue}
@@ -258,12 +258,12 @@ def test_a_program_may_end_with_work_in_flight(tmp_path: Path, case: tuple[str, 
         assert (code, errors.read()) == (0, "")
 
 
-@under_schedules
+@quick_if_random
 def test_the_module_and_tensors(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, module, copies_of_tensors, results_that_depend_on_data, late_errors)
 
 
-@under_schedules
+@quick_if_random
 def test_random_numbers_follow_the_order_of_calls(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, random_numbers, threads)
 

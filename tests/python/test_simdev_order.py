@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from device_bed import Schedule, Worlds, build_bound, run_on_device, under_schedules
+from device_bed import Schedule, Worlds, build_bound, quick_if_random, run_on_device
 
 pytestmark = build_bound
 
@@ -74,7 +74,7 @@ def waits_of_the_host_order_streams() -> None:
     assert (x + 1).tolist() == [5] * N
 
 
-@under_schedules
+@quick_if_random
 def test_streams_are_ordered_by_waits_only(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, missing_wait_is_reported, waits_order_streams, waits_of_the_host_order_streams)
 
@@ -125,7 +125,7 @@ def second_record_is_not_waited_for() -> None:
     reported("copy", "aten::add", "does not wait for")
 
 
-@under_schedules
+@quick_if_random
 def test_a_wait_is_for_the_newest_record_before_it(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, events, second_record_is_not_waited_for)
 
@@ -201,7 +201,7 @@ def memory_between_threads() -> None:
     assert addresses == [address]
 
 
-@under_schedules
+@quick_if_random
 def test_memory_that_is_given_back_early_needs_record_stream(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(
         fresh_world, schedule, missing_record_stream_is_reported, record_stream_keeps_memory, memory_between_threads
@@ -259,7 +259,7 @@ def guard() -> None:
     assert not side.is_capturing()
 
 
-@under_schedules
+@quick_if_random
 def test_c10s_generic_interface_is_enough_for_a_library(fresh_world: Worlds, schedule: Schedule) -> None:
     functions = (staged, staged_without_record_stream, staged_by_a_thread_of_the_library, guard)
     run_on_device(fresh_world, schedule, *functions)

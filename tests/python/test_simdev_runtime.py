@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import torch
 
-from device_bed import EMULATOR, Schedule, Worlds, build_bound, built, run_on_device, under_schedules
+from device_bed import EMULATOR, Schedule, Worlds, build_bound, built, quick_if_random, run_on_device
 from simdev_runtime import Runtime, size, word
 
 pytestmark = build_bound
@@ -121,13 +121,13 @@ def test_the_header_is_c() -> None:
     subprocess.run([*command, str(EMULATOR / "simdev" / "vendor" / "simdev.h")], check=True, timeout=60)
 
 
-@under_schedules
+@quick_if_random
 def test_a_program_without_torch_uses_streams(fresh_world: Worlds, schedule: Schedule) -> None:
     built()
     settings = {"EMULATOR_SCHEDULE": schedule.name, "EMULATOR_SEED": str(schedule.seed)}
     fresh_world(1, settings).run(without_torch, schedule, backend=None)
 
 
-@under_schedules
+@quick_if_random
 def test_a_library_uses_native_handles_of_torchs_streams(fresh_world: Worlds, schedule: Schedule) -> None:
     run_on_device(fresh_world, schedule, on_torchs_streams, unordered_calls_are_reported)

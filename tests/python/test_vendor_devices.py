@@ -96,7 +96,7 @@ def run_programs(world: World, chosen: str, programs: list[Callable[[], Any]]) -
 @with_queues
 @pytest.mark.parametrize("module", quickly(["calls"], MODULES))
 @pytest.mark.parametrize("by", quickly(["library"], ["staged", "library"]))
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("name", quickly(["mlu"], LIBRARIES))
 def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, module: str, queue: str) -> None:
     chosen = OF_COLLECTIVES[name] if by == "library" else by
     run_programs(vendor_ranks(fresh_world, schedule, name, queue, chosen), chosen, MODULES[module].PROGRAMS)
@@ -104,7 +104,7 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, m
 
 @under_few_schedules
 @pytest.mark.parametrize("module", quickly(["calls"], MODULES))
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("name", quickly(["npu"], LIBRARIES))
 def test_programs_over_two_hosts(fresh_world: Worlds, schedule: Schedule, name: str, module: str) -> None:
     """The libraries have connections of their own between hosts: no engine has to be set for them."""
 

@@ -81,6 +81,13 @@ def _what_failed(outcome: Outcome) -> str:
     return outcome.trace if outcome.exitcode is None else f"process ended with exit code {outcome.exitcode}"
 
 
+def results_of(outcomes: list[Outcome]) -> list[Any]:
+    """Results by rank; RankError if any rank failed."""
+    if not all(outcome.ok for outcome in outcomes):
+        raise RankError(outcomes)
+    return [outcome.value for outcome in outcomes]
+
+
 class Hang(AssertionError):
     """Ranks did not answer in time. The message holds the stacks of all their threads."""
 
@@ -122,10 +129,7 @@ class World:
 
     def run(self, function: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
         """Results of `function(*args)` by rank; RankError if any rank failed. `how` as in outcomes()."""
-        outcomes = self.outcomes(function, *args, **how)
-        if not all(outcome.ok for outcome in outcomes):
-            raise RankError(outcomes)
-        return [outcome.value for outcome in outcomes]
+        return results_of(self.outcomes(function, *args, **how))
 
     def outcomes(
         self,
