@@ -235,15 +235,6 @@ bool comm_usable(comm_t comm) {
   return usable;
 }
 
-bool comm_give_up(comm_t comm) {
-  pthread_mutex_lock(&comm_lock);
-  comm->given_up++;
-  comm->state_given_up = true;
-  bool calls = comm->in_progress > 0;
-  pthread_mutex_unlock(&comm_lock);
-  return calls;
-}
-
 void comm_set_state(comm_t comm, facade_result state, int given_up) {
   pthread_mutex_lock(&comm_lock);
   comm->state = state;

@@ -149,8 +149,6 @@ facade_result comm_end(comm_t comm, const char *function, const char *reason);
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
-/* Notes that a communicator is shrunk and that its operations are to be aborted for that. Returns whether calls of it are in progress. */
-bool comm_give_up(comm_t comm);
 /* Whether it has joined and was not finalized. */
 bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
@@ -208,6 +206,7 @@ typedef struct job {
   int n_ranks;
   uint64_t label; /* of a subset */
   bool aborts;    /* a shrink that aborts its parent */
+  bool calls_go_on; /* of such a shrink: calls of the parent were in progress when it began */
   void *context;  /* of calls: that of the thread that called, NULL: it had none */
   int device;     /* of that context */
   call *calls;    /* owned */

@@ -24,9 +24,18 @@ bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FIN
 /* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
 static job *listed;
 
+/* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here on has failed,
+ * also where the shrink waits for its thread. Requires: the lock. */
+static void give_up(job *j) {
+  j->comm->given_up++;
+  j->comm->state_given_up = true;
+  j->calls_go_on = j->comm->in_progress > 0;
+}
+
 void job_begin(job *j, uint64_t *batch) {
   static uint64_t batches;
   pthread_mutex_lock(&comm_lock);
+  if (j->aborts) give_up(j);
   j->given_up = job_told_by(j)->given_up;
   if (j->kind == JOB_CALLS) {
     j->comm->in_progress++;

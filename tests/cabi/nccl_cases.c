@@ -183,9 +183,9 @@ static void shrinks(int size) {
   OK(ncclCommAbort(comm));
 }
 
-/* After a shrink with an abort only the calls that began before are no errors. */
-static void shrunk(int size) {
-  if (size < 3) return; /* a rank that shrinks has operations, and one has none */
+/* A communicator is shrunk with an abort. Rank 0 has an operation then; the others call theirs behind the shrink, `at_once` or when the
+ * new communicator is ready. Only the call that began before is no error. */
+static void calls_behind_a_shrink(int size, bool at_once) {
   int last = size - 1;
   ncclResult_t state = ncclSuccess;
   ncclComm_t comm = communicator(size, 0), child = NULL;
@@ -196,21 +196,33 @@ static void shrunk(int size) {
   } else {
     if (my_rank == 0) CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclInProgress);
     CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
-    settle(child, ncclInProgress);
-    settle(comm, ncclInProgress);
+    if (my_rank == 0 || !at_once) {
+      settle(child, ncclInProgress);
+      settle(comm, ncclInProgress);
+    }
     for (int i = 0; i < 2; i++) {
       ncclResult_t result = ncclAllReduce(&value, &never, 1, ncclInt32, ncclSum, comm, NULL);
       while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
       expect(result, ncclRemoteError, comm, "it is shrunk");
     }
     CHECK(never == -1);
+    settle(child, ncclInProgress);
     OK(ncclCommDestroy(child));
   }
   meet();
   OK(ncclCommAbort(comm));
+}
+
+static void shrunk(int size) {
+  if (size < 3) return; /* a rank that shrinks has operations, and one has none */
+  calls_behind_a_shrink(size, false);
+  for (int i = 0; i < 8; i++) calls_behind_a_shrink(size, true); /* the shrink is on a thread */
 
   /* A shrink that aborts nothing hides no abort of a peer that comes later. */
-  comm = communicator(size, 0);
+  int last = size - 1;
+  ncclResult_t state = ncclSuccess;
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  int32_t value = 1, never = -1;
   if (my_rank != last) {
     CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
     settle(child, ncclInProgress);
