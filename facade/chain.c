@@ -20,7 +20,7 @@ static void run(job *j) {
   if (j->result != RESULT_OK) publish_error();
   comm_t told = job_told_by(j);
   scr_note_released(told);
-  comm_set_state(told, j->result, j->given_up);
+  comm_set_state(told, j->result, j->given_up, j->text);
 }
 
 /* Runs a chain. Whoever waits for a job frees it. */
@@ -130,7 +130,7 @@ static facade_result run_all(job *list) {
   for (job *j = list; j != NULL; j = j->next) {
     job_begin(j, list->next != NULL ? &batch : NULL);
     if (!j->blocking) {
-      comm_set_state(job_told_by(j), RESULT_IN_PROGRESS, j->given_up);
+      comm_set_state(job_told_by(j), RESULT_IN_PROGRESS, j->given_up, NULL);
       add_result(&result, RESULT_IN_PROGRESS);
     }
   }
@@ -172,7 +172,7 @@ static facade_result run_all(job *list) {
       without_thread(j);
       if (j->blocking) continue;
       add_result(&result, j->result);
-      comm_set_state(job_told_by(j), j->result, j->given_up);
+      comm_set_state(job_told_by(j), j->result, j->given_up, j->text);
       job_free(j);
     }
   }
@@ -184,7 +184,9 @@ static facade_result run_all(job *list) {
   for (int follows = 0; follows < 2; follows++) { /* what has failed first is the cause */
     for (job *j = waited; j != NULL; j = j->next) {
       if (j->follows != follows) continue;
-      if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) remember(j->result, j->text);
+      if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) {
+        remember(job_told_by(j), j->result, j->text);
+      }
       add_result(&result, j->result);
     }
   }

@@ -3,6 +3,7 @@
  * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a call holds its
  * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits until nobody touches
  * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses it afterwards. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,8 +98,8 @@ void comm_hold_again(comm_t comm) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-static facade_result unusable(const char *function) {
-  return fail(NULL, RESULT_USAGE,
+static facade_result unusable(comm_t comm, const char *function) {
+  return fail(comm, RESULT_USAGE,
               "sagecomm: %s: the communicator was finalized, or the group call that makes it has not ended", function);
 }
 
@@ -109,14 +110,14 @@ facade_result comm_enter(comm_t comm, const char *function) {
   result = comm->state;
   bool joined = comm->group != 0 && !comm->finalizing;
   char text[TEXT_BYTES];
-  if (result != RESULT_OK && result != RESULT_IN_PROGRESS) memcpy(text, comm->text, sizeof text);
+  if (result != RESULT_OK && result != RESULT_IN_PROGRESS) memcpy(text, comm->state_text, sizeof text);
   pthread_mutex_unlock(&comm_lock);
   if (result == RESULT_IN_PROGRESS) {
-    result = fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
+    result = fail(comm, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
   } else if (result != RESULT_OK) {
-    remember(result, text); /* which a thread of the library may have had */
+    remember(comm, result, text); /* which a thread of the library may have had */
   } else if (!joined) {
-    result = unusable(function);
+    result = unusable(comm, function);
   }
   if (result != RESULT_OK) comm_release(comm);
   return result;
@@ -190,7 +191,10 @@ facade_result comm_finish_group(comm_t comm) {
   core()->group_destroy(group, &none);
   pthread_mutex_lock(&comm_lock);
   comm->group = 0;
-  if (result != RESULT_OK) comm->state = result; /* also where it blocks: there is no group to ask any more */
+  if (result != RESULT_OK) { /* also where it blocks: there is no group to ask any more */
+    comm->state = result;
+    memcpy(comm->state_text, last_error(), sizeof comm->state_text);
+  }
   pthread_mutex_unlock(&comm_lock);
   return result;
 }
@@ -216,16 +220,18 @@ facade_result comm_finalize(comm_t comm, const char *function) {
   j->comm = comm; /* with the hold */
   j->blocking = comm->blocking;
   if (!set_finalizing(comm, true)) { /* two threads may both have entered */
+    result = unusable(comm, function);
     job_free(j);
-    return unusable(function);
+    return result;
   }
   if (job_derive(j)) return job_now(j);
   set_finalizing(comm, false);
-  job_free(j);
-  return fail(
-      NULL, RESULT_USAGE,
+  result = fail(
+      comm, RESULT_USAGE,
       "sagecomm: %s: a call, split or shrink of this communicator is in the same group call: finalize it afterwards",
       function);
+  job_free(j);
+  return result;
 }
 
 bool comm_usable(comm_t comm) {
@@ -235,9 +241,10 @@ bool comm_usable(comm_t comm) {
   return usable;
 }
 
-void comm_set_state(comm_t comm, facade_result state, int given_up) {
+void comm_set_state(comm_t comm, facade_result state, int given_up, const char *text) {
   pthread_mutex_lock(&comm_lock);
   comm->state = state;
+  if (state != RESULT_OK && state != RESULT_IN_PROGRESS) snprintf(comm->state_text, sizeof comm->state_text, "%s", text);
   comm->state_given_up = given_up != comm->given_up;
   pthread_mutex_unlock(&comm_lock);
 }
@@ -279,6 +286,8 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
   if (result != RESULT_OK) return result;
   pthread_mutex_lock(&comm_lock);
   *error = comm->state;
+  char text[TEXT_BYTES];
+  if (*error != RESULT_OK && *error != RESULT_IN_PROGRESS) memcpy(text, comm->state_text, sizeof text);
   sagecomm_group group = comm->group;
   bool masked = comm->given_up > 0 && (*error == RESULT_OK || (*error == RESULT_REMOTE && comm->state_given_up));
   pthread_mutex_unlock(&comm_lock);
@@ -292,6 +301,8 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
     } else if (status < 0 && comm_group(comm) == group) { /* it was not finalized meanwhile */
       *error = failed(comm, status, &err);
     }
+  } else if (*error != RESULT_IN_PROGRESS) {
+    remember(comm, *error, text);
   }
   comm_release(comm);
   return RESULT_OK;

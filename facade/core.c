@@ -14,6 +14,7 @@
 static _Thread_local char last[TEXT_BYTES];
 static _Thread_local uint64_t last_number;
 static _Thread_local facade_result last_result;
+static _Thread_local comm_t last_comm; /* whose error it is, which may be gone; NULL: of none */
 static atomic_uint_least64_t errors;
 
 /* The last error of a job that nobody waits for; protected by the lock of comm.c. */
@@ -83,10 +84,11 @@ const sagecomm_api *core(void) {
   return api;
 }
 
-void remember(facade_result result, const char *text) {
+void remember(comm_t comm, facade_result result, const char *text) {
   snprintf(last, sizeof last, "%s", text);
   last_number = atomic_fetch_add(&errors, 1) + 1;
   last_result = result;
+  last_comm = comm;
 }
 
 const char *last_error(void) { return last; }
@@ -108,7 +110,8 @@ const char *newest_error(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
   const char *other = comm != NULL ? comm->text : published;
   uint64_t number = comm != NULL ? comm->text_number : published_number;
-  if (number > last_number) memcpy(shown, other, sizeof shown);
+  bool of_another = comm != NULL && last_comm != NULL && last_comm != comm;
+  if (number > (of_another ? 0 : last_number)) memcpy(shown, other, sizeof shown);
   pthread_mutex_unlock(&comm_lock);
   if (comm != NULL) comm_release(comm);
   return shown;
@@ -124,7 +127,7 @@ facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
   char text[TEXT_BYTES]; /* `last` may be one of the arguments */
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  remember(result, text);
+  remember(comm, result, text);
   if (comm != NULL) {
     pthread_mutex_lock(&comm_lock);
     memcpy(comm->text, text, sizeof comm->text);

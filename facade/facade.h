@@ -39,14 +39,14 @@ const sagecomm_api *core(void);
 /* Sets the last error of this thread, and of a communicator if there is one, and returns the result. */
 facade_result fail(comm_t comm, facade_result result, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* Makes a text of another thread the last error of this one. */
-void remember(facade_result result, const char *text);
+/* Makes a text of another thread the last error of this one, as an error of a communicator if there is one. */
+void remember(comm_t comm, facade_result result, const char *text);
 /* Returns the last error of this thread. */
 const char *last_error(void);
 /* Makes the last error of this thread, which has run a job that nobody waits for, known to all threads. */
 void publish_error(void);
-/* Returns a copy of the last error of this thread, or, if that is newer, of a communicator, or without one the last published error. It
- * is valid until this thread asks again. */
+/* Returns a copy of the last error of this thread, or, if that is newer, of a communicator, or without one the last published error. An
+ * error of another communicator is not shown for one that has had errors. The copy is valid until this thread asks again. */
 const char *newest_error(comm_t comm);
 /* Returns a copy of the last error of a thread whose last call gave this result; otherwise NULL. */
 const char *error_behind(facade_result result);
@@ -121,7 +121,8 @@ struct FACADE_COMM {
   sagecomm_group group; /* 0: it has not joined yet */
   facade_result
       state; /* of one that does not block: RESULT_IN_PROGRESS, or how the last call ended; else how its finalization has failed */
-  char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
+  char state_text[TEXT_BYTES]; /* of `state`, where that is an error; `text` may be that of a later call */
+  char text[TEXT_BYTES];       /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
   uint8_t device_type; /* of the buffers of its last operation that had some; at first those of `device` */
   int32_t device_index;
@@ -156,8 +157,8 @@ void comm_drop(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
-/* `given_up`: that of the job whose state it is. */
-void comm_set_state(comm_t comm, facade_result state, int given_up);
+/* `given_up`: that of the job whose state it is; `text`: that of an error. */
+void comm_set_state(comm_t comm, facade_result state, int given_up, const char *text);
 /* Gives the group to a communicator that has joined. Returns false if it was destroyed meanwhile. */
 bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size);
 /* Returns the group of a communicator, 0 if it has none. */

@@ -152,8 +152,9 @@ facade_result join_all(const char *function, comm_t *comms, int n, const int *de
 facade_result hold_joined(comm_t comm, const char *function) {
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK || comm_usable(comm)) return result;
+  result = fail(comm, RESULT_USAGE, "sagecomm: %s: the communicator was finalized, or has not joined", function);
   comm_release(comm);
-  return fail(NULL, RESULT_USAGE, "sagecomm: %s: the communicator was finalized, or has not joined", function);
+  return result;
 }
 
 job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
@@ -172,11 +173,11 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
   j->timeout_ns = FACADE_JOIN_NS;
   if (kind != JOB_SUBSET && !job_derive(j)) {
     join_dropped(j);
-    job_free(j);
-    fail(NULL, RESULT_USAGE,
+    fail(parent, RESULT_USAGE,
          "sagecomm: %s: another split or shrink of this communicator is in the same group call: "
          "make them one after the other",
          function);
+    job_free(j);
     return NULL;
   }
   if (j->child != NULL) {
