@@ -15,12 +15,7 @@ static void run(job *j) {
   j->result = job_run(j);
   if (j->result != RESULT_OK) memcpy(j->text, last_error(), sizeof j->text);
   if (j->result != RESULT_OK && job_makes(j)) j->follows = !jobs_end_batch(j);
-  job_ended(j); /* before its user hears of the end */
-  if (j->blocking) return;
-  if (j->result != RESULT_OK) publish_error();
-  comm_t told = job_told_by(j);
-  scr_note_released(told);
-  comm_set_state(told, j->result, j->given_up, j->text);
+  job_ended(j);
 }
 
 /* Runs a chain. Whoever waits for a job frees it. */
@@ -58,7 +53,6 @@ static void without_thread(job *j) {
   j->result = fail(job_told_by(j), RESULT_SYSTEM,
                    "sagecomm: no thread could be started for a communicator of a group call: look at `ulimit -u`");
   memcpy(j->text, last_error(), sizeof j->text);
-  if (!j->blocking) publish_error();
   if (job_makes(j)) jobs_end_batch(j);
   split_dropped(j, "no thread could be started for its split");
   if (j->blocking && job_makes(j)) join_dropped(j);
@@ -129,10 +123,7 @@ static facade_result run_all(job *list) {
   uint64_t batch = 0;
   for (job *j = list; j != NULL; j = j->next) {
     job_begin(j, list->next != NULL ? &batch : NULL);
-    if (!j->blocking) {
-      comm_set_state(job_told_by(j), RESULT_IN_PROGRESS, j->given_up, NULL);
-      add_result(&result, RESULT_IN_PROGRESS);
-    }
+    if (!j->blocking) add_result(&result, RESULT_IN_PROGRESS);
   }
   /* A chain that runs may free its jobs that nobody waits for, so both lists are made of the rest first. */
   while (list != NULL) {
@@ -172,7 +163,6 @@ static facade_result run_all(job *list) {
       without_thread(j);
       if (j->blocking) continue;
       add_result(&result, j->result);
-      comm_set_state(job_told_by(j), j->result, j->given_up, j->text);
       job_free(j);
     }
   }

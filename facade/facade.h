@@ -117,6 +117,7 @@ struct FACADE_COMM {
   int given_up;         /* how often it was shrunk with an abort, which is no error of calls that began before */
   bool state_given_up;  /* `state` is that of such a call */
   bool finalizing;      /* no call may begin; `group` becomes 0 when its end is complete */
+  bool finished;        /* by its finalization, whose result it has; its group is not asked for errors any more */
   struct job *deriving; /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
   sagecomm_group group; /* 0: it has not joined yet */
   facade_result
@@ -157,7 +158,7 @@ void comm_drop(comm_t comm);
 /* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
-/* `given_up`: that of the job whose state it is; `text`: that of an error. */
+/* `given_up`: that of the job whose state it is; `text`: that of an error, of TEXT_BYTES. Requires: the lock. */
 void comm_set_state(comm_t comm, facade_result state, int given_up, const char *text);
 /* Gives the group to a communicator that has joined. Returns false if it was destroyed meanwhile. */
 bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size);
@@ -265,10 +266,11 @@ comm_t job_told_by(const job *j);
 bool job_makes(const job *j);
 /* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
 void job_take_place(job *j);
-/* Counts a job that is to run. Those that make communicators are of one group call: `batch` is 0 for the first of them, and the same for
+/* Counts a job that is to run, and if its user does not wait for it, its communicator is in progress. Those that make communicators are of one group call: `batch` is 0 for the first of them, and the same for
  * the others; NULL: there is one only. */
 void job_begin(job *j, uint64_t *batch);
-/* Takes a job that has ended off the counts and lists. */
+/* Takes a job that has ended off the counts and lists, and if its user does not wait for it, its communicator has its result from then on.
+ * Who sees that sees the job nowhere else. */
 void job_ended(job *j);
 /* Notes what is current on the thread that calls. */
 void job_note_context(job *j);

@@ -90,7 +90,7 @@ static facade_result stream_of_thread(const char *function) {
 
 facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
-    job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
+    job alone = {.kind = JOB_CALLS, .blocking = true, .comm = comm, .calls = c, .n_calls = 1};
     job_note_context(&alone);
     job_begin(&alone, NULL);
     facade_result result = job_run(&alone);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../internal/runner/annotate.h"
 #include "facade.h"
 
 /* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
@@ -48,12 +49,17 @@ void job_begin(job *j, uint64_t *batch) {
     listed = j;
     j->listed = true;
   }
+  if (!j->blocking) comm_set_state(job_told_by(j), RESULT_IN_PROGRESS, j->given_up, NULL);
   pthread_mutex_unlock(&comm_lock);
 }
 
 void job_ended(job *j) {
   if (!j->derives && !j->in_progress && !j->listed) return;
+  bool tells = !j->blocking && (j->in_progress || j->listed);
+  if (tells && j->result != RESULT_OK) publish_error();
+  if (tells) scr_note_released(job_told_by(j));
   pthread_mutex_lock(&comm_lock);
+  if (tells) comm_set_state(job_told_by(j), j->result, j->given_up, j->text);
   if (j->in_progress) j->comm->in_progress--;
   if (j->listed) {
     job **at = &listed;

@@ -1,5 +1,5 @@
 /* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks|shrunk|turbomind RANKS */
+ * Usage: nccl_cases texts|finalizes|watched|derives|itself|leaves|shrinks|shrunk|turbomind RANKS */
 #include "nccl_play.h"
 
 #include <dlfcn.h>
@@ -58,6 +58,65 @@ static void finalizes(int size) {
   }
   meet();
   if (my_rank != 0) OK(ncclCommDestroy(other));
+  OK(ncclCommDestroy(comm));
+}
+
+static atomic_bool watching;
+
+static void *watch(void *comm) {
+  while (atomic_load(&watching)) {
+    ncclResult_t state = ncclSuccess;
+    OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclSuccess, comm, "");
+  }
+  return NULL;
+}
+
+/* A finalization that goes well is no error to a thread that asks for errors meanwhile, and the question is none to the finalization. */
+static void watched(int size) {
+  for (int i = 0; i < 30; i++) {
+    ncclComm_t comm = communicator(size, 1);
+    pthread_t thread;
+    CHECK(sum(comm, 1) == size);
+    atomic_store(&watching, true);
+    CHECK(pthread_create(&thread, NULL, watch, comm) == 0);
+    OK(ncclCommFinalize(comm));
+    atomic_store(&watching, false);
+    CHECK(pthread_join(thread, NULL) == 0);
+    OK(ncclCommDestroy(comm));
+  }
+}
+
+/* A split and a shrink that do not block: the parent is in progress until the new communicator can be used, which has no size before. */
+static void derives(int size) {
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  int last = size - 1, n = -1;
+  for (int shrink = 0; shrink < 2; shrink++) {
+    int left = size - shrink;
+    ncclResult_t state = ncclInternalError, result;
+    if (shrink && my_rank == last) break;
+    if (my_rank != 0) meet();
+    result = shrink ? ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_DEFAULT)
+                    : ncclCommSplit(comm, 0, my_rank, &child, NULL);
+    CHECK(result == ncclInProgress);
+    if (my_rank == 0 && left > 1) { /* the others have not called it */
+      expect(ncclCommCount(child, &n), ncclInvalidArgument, child, "goes on");
+      expect(ncclCommUserRank(child, &n), ncclInvalidArgument, child, "goes on");
+      CHECK(n == -1);
+      OK(ncclCommGetAsyncError(comm, &state));
+      CHECK(state == ncclInProgress);
+    }
+    if (my_rank == 0) meet();
+    settle(comm, ncclInProgress);
+    OK(ncclCommCount(child, &n));
+    CHECK(n == left && sum(child, 1) == left);
+    OK(ncclCommDestroy(child));
+    child = NULL;
+    n = -1;
+  }
+  if (my_rank == last) meet();
+  meet();
+  CHECK(sum(comm, 1) == size);
   OK(ncclCommDestroy(comm));
 }
 
@@ -318,7 +377,7 @@ static void turbomind(int size) {
   for (int rank = 0; rank < size; rank++) CHECK(pthread_join(thread[rank], NULL) == 0);
 }
 
-static const struct play cases[] = {{"texts", texts},        {"finalizes", finalizes}, {"itself", itself},
+static const struct play cases[] = {{"texts", texts},        {"finalizes", finalizes}, {"watched", watched}, {"derives", derives}, {"itself", itself},
                                     {"leaves", leaves},      {"shrinks", shrinks},     {"shrunk", shrunk},
                                     {"turbomind", turbomind}};
 

@@ -139,7 +139,7 @@ func ranksAgree(t *testing.T, program string, arguments ...string) {
 
 // The cases of tests/cabi/nccl_cases.c are one each.
 func TestFacadeInCases(t *testing.T) {
-	playCases(t, "nccl_cases", "texts", "finalizes", "itself", "leaves", "shrinks", "shrunk", "turbomind")
+	playCases(t, "nccl_cases", "texts", "finalizes", "watched", "derives", "itself", "leaves", "shrinks", "shrunk", "turbomind")
 }
 
 // A wrong call is refused where it is made and harms nobody else.
