@@ -228,6 +228,7 @@ typedef struct job {
   int32_t cancelled; /* not 0: it is to end, CANCELLED_... */
   uint64_t batch;    /* the same for all that one group call makes, 0: it makes no other */
   bool follows;      /* of what makes a communicator: it has failed because another one of the same group call has */
+  bool given_up_for; /* a split or shrink that goes on when its parent is shrunk with an abort; set before `cancelled` */
   bool derives;      /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
@@ -258,6 +259,7 @@ bool group_drop(void);
 /* ---- job.c ---- */
 
 #define FACADE_ANOTHER_FAILED "sagecomm: another communicator of the same group call could not be made"
+#define FACADE_GIVEN_UP_FOR "sagecomm: the parent was shrunk meanwhile with an abort of its operations, and this is one of them"
 #define FACADE_REASON_ANOTHER "another group of the same call could not be made" /* as the core says it */
 
 /* Returns the communicator whose state tells how a job goes on. */
@@ -276,7 +278,8 @@ void job_ended(job *j);
 void job_note_context(job *j);
 /* Does what a job is for. */
 facade_result job_run(job *j);
-/* Aborts the parent of a split that ends before it begins: the peers would take the next split for this one. Does nothing for other jobs.
+/* Aborts the parent of a split that ends before it begins: the peers would take the next split for this one; and that of a shrink that was to
+ * abort it. Does nothing for other jobs.
  * Requires: the job has its place. */
 void split_dropped(job *j, const char *reason);
 void job_free(job *j);

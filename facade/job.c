@@ -25,12 +25,24 @@ bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FIN
 /* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
 static job *listed;
 
+/* A failure of the group call is heard after an abort too, because it ends more. Requires: the lock. */
+static void cancel(job *j, int32_t why) {
+  if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
+}
+
 /* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here on has failed,
- * also where the shrink waits for its thread. Requires: the lock. */
+ * also where the shrink waits for its thread. Splits and shrinks that go on are such operations. Requires: the lock. */
 static void give_up(job *j) {
   j->comm->given_up++;
   j->comm->state_given_up = true;
   j->calls_go_on = j->comm->in_progress > 0;
+  for (job *each = j->comm->deriving; each != j; each = each->derives_next) {
+    if (!each->listed || !job_makes(each)) continue;
+    j->calls_go_on = j->calls_go_on || each->kind == JOB_SPLIT;
+    each->given_up_for = true;
+    cancel(each, CANCELLED_BY_ABORT);
+  }
+  pthread_cond_broadcast(&turn);
 }
 
 void job_begin(job *j, uint64_t *batch) {
@@ -76,11 +88,6 @@ void job_ended(job *j) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-/* A failure of the group call is heard after an abort too, because it ends more. Requires: the lock. */
-static void cancel(job *j, int32_t why) {
-  if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
-}
-
 void jobs_cancel(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
   comm->cancelled = true;
@@ -104,26 +111,37 @@ bool jobs_end_batch(job *j) {
 
 void split_dropped(job *j, const char *reason) {
   sagecomm_error err;
-  if (j->kind == JOB_SPLIT) core()->group_abort(comm_group(j->comm), reason, &err); /* fails only if it has ended */
+  bool aborts = j->kind == JOB_SPLIT || (j->aborts && j->calls_go_on);
+  if (aborts) core()->group_abort(comm_group(j->comm), reason, &err); /* fails only if it has ended */
 }
 
-/* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
+/* Whether the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. A shrink that
+ * aborts ends the splits before it, some of whose ranks may not come, by its abort of the parent. Requires: the lock. */
+static bool may_go_on(const job *j) {
+  for (const job *each = j->comm->deriving; each != j; each = each->derives_next) {
+    if (!j->aborts || each->kind != JOB_SPLIT) return false;
+  }
+  return true;
+}
+
 static facade_result await_turn(job *j) {
   if (!j->derives) return RESULT_OK;
   pthread_mutex_lock(&comm_lock);
   int32_t ended = 0;
-  while (j->comm->deriving != j && ended == 0) {
+  while (!may_go_on(j) && ended == 0) {
     ended = j->cancelled;
     if (ended == 0) pthread_cond_wait(&turn, &comm_lock);
   }
   pthread_mutex_unlock(&comm_lock);
   if (ended == 0) return RESULT_OK;
+  bool given_up_for = j->given_up_for && ended == CANCELLED_BY_ABORT;
   facade_result result =
-      ended == CANCELLED_BY_GROUP
+      given_up_for ? fail(job_told_by(j), RESULT_REMOTE, FACADE_GIVEN_UP_FOR)
+      : ended == CANCELLED_BY_GROUP
           ? fail(job_told_by(j), RESULT_REMOTE, FACADE_ANOTHER_FAILED)
           : fail(job_told_by(j), RESULT_USAGE,
                  "sagecomm: the communicator was aborted before its split, shrink or finalization began");
-  split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
+  if (!given_up_for) split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
                                                : "the new communicator was aborted before its split began");
   if (j->blocking) join_dropped(j);
   return result;

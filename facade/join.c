@@ -85,8 +85,11 @@ facade_result join_run(job *j) {
                                   : core()->group_shrink(&child, 1, &group, &err);
   }
   facade_result result = status < 0 ? failed(told, status, &err) : RESULT_OK;
-  if (status == SAGECOMM_ABORTED && __atomic_load_n(&j->cancelled, __ATOMIC_ACQUIRE) == CANCELLED_BY_GROUP) {
+  int32_t cancelled = __atomic_load_n(&j->cancelled, __ATOMIC_ACQUIRE);
+  if (status == SAGECOMM_ABORTED && cancelled == CANCELLED_BY_GROUP) {
     result = fail(told, result, FACADE_ANOTHER_FAILED);
+  } else if (status == SAGECOMM_ABORTED && cancelled != 0 && j->given_up_for) {
+    result = fail(told, result, FACADE_GIVEN_UP_FOR);
   }
   if (result == RESULT_OK && group != 0) result = accept(made, group);
   if (result != RESULT_OK && j->blocking) join_dropped(j); /* otherwise its user asks it for its state, and ends it */
