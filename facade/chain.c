@@ -67,7 +67,7 @@ static bool share_a_stream(const job *a, const job *b) {
     if (one->device_type == SAGECOMM_HOST) continue;
     for (int k = 0; k < b->n_calls; k++) {
       const sagecomm_op *other = &b->calls[k].op;
-      if (one->stream == other->stream && one->device_type == other->device_type &&
+      if (same_stream(one->stream, other->stream) && one->device_type == other->device_type &&
           one->device_index == other->device_index) {
         return true;
       }

@@ -216,9 +216,27 @@ static bool set_finalizing(comm_t comm, bool finalizing) {
   return changes;
 }
 
+/* As with NCCL, it is a wrong argument, and other calls are a wrong usage. */
+static facade_result finalized_already(comm_t comm, const char *function) {
+  return fail(comm, RESULT_ARGUMENT, "sagecomm: %s: the communicator was finalized already", function);
+}
+
+static bool was_finalized(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool was = comm->finalizing && comm->state == RESULT_OK;
+  pthread_mutex_unlock(&comm_lock);
+  return was;
+}
+
 facade_result comm_finalize(comm_t comm, const char *function) {
-  facade_result result = comm_enter(comm, function);
+  facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
+  result = ready(comm, function);
+  if (result == RESULT_USAGE && was_finalized(comm)) result = finalized_already(comm, function);
+  if (result != RESULT_OK) {
+    comm_release(comm);
+    return result;
+  }
   job *j = calloc(1, sizeof *j);
   if (j == NULL) {
     comm_release(comm);
@@ -228,7 +246,7 @@ facade_result comm_finalize(comm_t comm, const char *function) {
   j->comm = comm; /* with the hold */
   j->blocking = comm->blocking;
   if (!set_finalizing(comm, true)) { /* two threads may both have entered */
-    result = unusable(comm, function);
+    result = finalized_already(comm, function);
     job_free(j);
     return result;
   }

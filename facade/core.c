@@ -121,6 +121,23 @@ const char *error_behind(facade_result result) {
   return last_number != 0 && result == last_result ? own_error() : NULL;
 }
 
+/* Prints a text once as long as it is among the last ones. */
+static void print_once(const char *text) {
+  enum { REMEMBERED = 64 };
+  static uint64_t printed[REMEMBERED];
+  static unsigned next;
+  uint64_t hash = 14695981039346656037U; /* FNV-1a */
+  for (const char *c = text; *c != 0; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211U;
+  pthread_mutex_lock(&printing);
+  bool known = false;
+  for (int i = 0; i < REMEMBERED; i++) known = known || printed[i] == hash;
+  if (!known) {
+    printed[next++ % REMEMBERED] = hash;
+    facade_print(text);
+  }
+  pthread_mutex_unlock(&printing);
+}
+
 facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
@@ -134,9 +151,7 @@ facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
     comm->text_number = last_number;
     pthread_mutex_unlock(&comm_lock);
   }
-  pthread_mutex_lock(&printing);
-  facade_print(text);
-  pthread_mutex_unlock(&printing);
+  print_once(text);
   return result;
 }
 

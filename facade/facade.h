@@ -64,7 +64,7 @@ facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
 /* Each of the libraries has the rest: its mark, by which an engine of the core knows that it must not call it; its file; and where its
  * users look for errors. */
 extern int FACADE_MARK;
-void facade_print(const char *text);
+void facade_print(const char *text); /* which is none of those that were printed last: users ask for a failure again and again */
 /* Held while facade_print() runs. */
 extern pthread_mutex_t printing;
 
@@ -352,6 +352,8 @@ facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *
 
 /* Issues calls of one communicator and waits for those on host memory. */
 facade_result calls_run(comm_t comm, call *calls, int n);
+/* Whether two handles are of one stream, on one device. */
+bool same_stream(const void *one, const void *other);
 /* Returns RESULT_OK, or why the core would refuse such calls on this rank. */
 facade_result calls_check(comm_t comm, const call *calls, int n);
 

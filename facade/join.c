@@ -183,6 +183,7 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
     job_free(j);
     return NULL;
   }
+  pthread_mutex_lock(&comm_lock);
   if (j->child != NULL) {
     j->child->device = parent->device;
     j->child->device_type = parent->device_type;
@@ -190,5 +191,6 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
     j->child->context = parent->context;
     j->child->operations_ns = parent->operations_ns;
   }
+  pthread_mutex_unlock(&comm_lock);
   return j;
 }

@@ -119,6 +119,7 @@ _Static_assert(offsetof(HcclCommConfig, buffer_size) == 24 && offsetof(HcclCommC
 #define FACADE_FILE "libsagecomm_hccl.so"
 #define FACADE_DRIVER "AscendCL"
 #define FACADE_STREAM_OF_THREAD 0 /* there is none */
+#define FACADE_STREAM_DEFAULT 0   /* besides NULL; there is none */
 #define FACADE_DEVICE_TYPE 20     /* c10::DeviceType::PrivateUse1 */
 #define FACADE_IN_PROGRESS "the previous call on this communicator goes on"
 #define FACADE_JOIN_NS (hccl_seconds("HCCL_CONNECT_TIMEOUT", 120) * SECOND)

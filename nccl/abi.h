@@ -116,6 +116,7 @@ _Static_assert(ncclScalarDevice == 0 && ncclScalarHostImmediate == 1, "residence
 #define FACADE_FILE "libsagecomm_nccl.so"
 #define FACADE_DRIVER "CUDA's driver"
 #define FACADE_STREAM_OF_THREAD 2 /* CU_STREAM_PER_THREAD; 0: there is none */
+#define FACADE_STREAM_DEFAULT 1   /* CU_STREAM_LEGACY, besides NULL; 0: there is none */
 #define FACADE_DEVICE_TYPE 1      /* c10::DeviceType::CUDA */
 #define FACADE_IN_PROGRESS                                                                                      \
   "the previous call on this communicator goes on: call ncclCommGetAsyncError() until it gives something else " \

@@ -71,7 +71,7 @@ static void in_progress(int size) {
   result = ncclCommFinalize(comm);
   CHECK(result == ncclInProgress);
   settle(comm, result);
-  expect(ncclCommFinalize(comm), ncclInvalidUsage, NULL, "was finalized");
+  expect(ncclCommFinalize(comm), ncclInvalidArgument, NULL, "was finalized already");
   OK(ncclCommDestroy(comm));
 }
 

@@ -1,6 +1,6 @@
 /* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
  * a wrong call is refused on the rank that makes it, no other communicator waits for it, and none is harmed.
- * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states RANKS */
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints RANKS */
 #include "nccl_play.h"
 
 static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
@@ -129,6 +129,27 @@ static void states(int size) {
   OK(ncclCommAbort(other));
 }
 
+/* A failure is printed once, however often a program asks for it. */
+static void prints(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  ncclResult_t state = ncclSuccess;
+  char file[] = "/tmp/printed-XXXXXX", text[4096] = "";
+  int fd = mkstemp(file), before = dup(2), lines = 0;
+  int32_t value = 1;
+  CHECK(fd >= 0 && unlink(file) == 0 && setenv("NCCL_DEBUG", "WARN", 1) == 0 && dup2(fd, 2) == 2);
+  if (my_rank == 0) OK(ncclCommAbort(comm));
+  if (my_rank != 0) {
+    CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclRemoteError);
+    for (int i = 0; i < 10; i++) OK(ncclCommGetAsyncError(comm, &state));
+    CHECK(state == ncclRemoteError);
+    OK(ncclCommAbort(comm));
+  }
+  CHECK(dup2(before, 2) == 2 && pread(fd, text, sizeof text - 1, 0) >= 0);
+  for (const char *at = text; (at = strstr(at, "NCCL WARN")) != NULL; at++) lines++;
+  if (lines != (my_rank == 0 ? 0 : 1)) fprintf(stderr, "%s\n", text);
+  CHECK(lines == (my_rank == 0 ? 0 : 1));
+}
+
 /* A communicator whose finalization has failed gives that error from then on. */
 static void finalizes(int size) {
   ncclComm_t comm = communicator(size, 1);
@@ -218,6 +239,6 @@ static void destroys(int size) {
 static const struct play cases[] = {{"joins", joins},         {"calls", calls},           {"exchange", exchange},
                                     {"mismatch", mismatch},   {"reductions", reductions}, {"finalizes", finalizes},
                                     {"arguments", arguments}, {"threads", threads},       {"destroys", destroys},
-                                    {"states", states}};
+                                    {"states", states},       {"prints", prints}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }
