@@ -38,6 +38,7 @@ typedef enum {
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_SHRINK_DEFAULT 0
 #define NCCL_SHRINK_ABORT 1
+#define NCCL_SUSPEND_MEM 1
 
 /* Grows at its end. `size` says how much of it the caller knows. */
 typedef struct {

@@ -1,4 +1,5 @@
-/* memory.c: ncclMemAlloc(), registration and windows. The core needs neither of the two, so they are accepted and do nothing. */
+/* memory.c: ncclMemAlloc(), registration, windows, and what communicators give back while they exist. The core needs the next two not, and
+ * keeps its memory, so they are accepted and do nothing. */
 #include <stdlib.h>
 
 #include "driver.h"
@@ -113,3 +114,41 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   return result;
 }
 EXPORTED(CommWindowDeregister);
+
+static ncclResult_t check_flags(ncclComm_t comm, const char *function, int flags) {
+  if (flags == NCCL_SUSPEND_MEM) return ncclSuccess;
+  return fail(comm, ncclInvalidArgument, "sagecomm: %s: flags are %d, expected NCCL_SUSPEND_MEM", function, flags);
+}
+
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  static const char *const function = "ncclCommSuspend";
+  ncclResult_t result = comm_enter(comm, function);
+  if (result != ncclSuccess) return refused(result);
+  result = check_flags(comm, function, flags);
+  comm_release(comm);
+  return refused(result);
+}
+EXPORTED(CommSuspend);
+
+ncclResult_t ncclCommResume(ncclComm_t comm) {
+  ncclResult_t result = comm_enter(comm, "ncclCommResume");
+  if (result == ncclSuccess) comm_release(comm);
+  return refused(result);
+}
+EXPORTED(CommResume);
+
+/* Nothing can be given back and nothing was, by NCCL's counting. */
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t statistic, uint64_t *value) {
+  static const char *const function = "ncclCommMemStats";
+  ncclResult_t result = comm_enter(comm, function);
+  if (result != ncclSuccess) return result;
+  if (value == NULL || (int)statistic < 0 || statistic > ncclStatGpuMemTotal) {
+    result = fail(comm, ncclInvalidArgument, "sagecomm: %s: %s", function,
+                  value == NULL ? "value is NULL" : "there is no such statistic");
+  } else {
+    *value = 0;
+  }
+  comm_release(comm);
+  return result;
+}
+EXPORTED(CommMemStats);

@@ -58,6 +58,7 @@ _SLEEP = "fake CUDA has no kernel that sleeps"
 # What fails in one configuration for reasons that are not the name's.
 OF_ONE_CONFIGURATION: dict[str, dict[str, str]] = {
     "cuda": ON_EMULATED_DEVICES,
+    "c10d_nccl": {},
     "backends": {"Collectives.test_gather_into_tensor_deprecated": _WARNING},
     "backends_cuda": {
         "Collectives.test_gather_into_tensor_deprecated": _WARNING,
