@@ -46,7 +46,7 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
 }
 
 ProcessGroupSagecomm::~ProcessGroupSagecomm() {
-  destroy();
+  destroy(Wait::kBrief);
 }
 
 void ProcessGroupSagecomm::describeGroup() {
@@ -54,73 +54,100 @@ void ProcessGroupSagecomm::describeGroup() {
   api_.group_describe(group_, pg_desc_.c_str(), nullptr); // the next call refuses a group that is gone
 }
 
+namespace {
+
+// Calls a function of sagecomm._endings without arguments. Returns `otherwise` where no thread may take the GIL any more.
+template <class Result>
+Result askEndings(const char* function, Result otherwise) {
+  std::optional<CompletionGate> gate(std::in_place);
+  if (!mayTakeGil(*gate)) {
+    return otherwise;
+  }
+  pybind11::gil_scoped_acquire gil;
+  gate.reset();
+  return pybind11::module_::import("sagecomm._endings").attr(function)().template cast<Result>();
+}
+
+} // namespace
+
+ProcessGroupSagecomm::Wait ProcessGroupSagecomm::waitOfShutdown() {
+  return askEndings("may_wait", false) ? Wait::kFull : Wait::kBrief;
+}
+
+// A destructor raises nothing, so this is the last call that can.
 void ProcessGroupSagecomm::shutdown() {
-  destroy();
-  raiseUntold();
+  if (forked() || exiting()) {
+    return;
+  }
+  if (const std::exception_ptr raised = shutDown_.load() ? nullptr : destroy(waitOfShutdown())) {
+    askEndings("forget", false);
+    std::rethrow_exception(raised);
+  }
+  if (const auto failed = takeUntold()) {
+    raiseUntold(*failed);
+  }
 }
 
 bool ProcessGroupSagecomm::blocks(const sagecomm_api& api, sagecomm_group group) {
   return group != 0 && api.group_blocking_wait(group) != 0;
 }
 
-// A destructor raises nothing, so this is the last call that can.
-void ProcessGroupSagecomm::raiseUntold() {
-  if (forked() || exiting()) {
-    return;
-  }
-  const auto first = [this]() -> std::shared_ptr<const sagecomm_error> {
-    WithoutGil unlocked;
-    auto failed = cause();
-    return failed != nullptr && failure_.takeUntold(*failed) ? failed : nullptr;
-  }();
-  if (first == nullptr) {
-    return;
-  }
-  {
-    std::optional<CompletionGate> gate(std::in_place);
-    if (!mayTakeGil(*gate)) {
-      return;
-    }
-    pybind11::gil_scoped_acquire gil;
-    gate.reset();
-    if (!pybind11::module_::import("sagecomm._endings").attr("may_raise")().cast<bool>()) {
-      return;
-    }
-  }
-  raise(*first);
+std::shared_ptr<const sagecomm_error> ProcessGroupSagecomm::takeUntold() {
+  WithoutGil unlocked;
+  auto failed = cause();
+  return failed != nullptr && failure_.takeUntold(*failed) ? failed : nullptr;
 }
 
-void ProcessGroupSagecomm::destroy() noexcept {
+void ProcessGroupSagecomm::raiseUntold(const sagecomm_error& failed) {
+  if (askEndings("may_raise", false)) {
+    raise(failed);
+  }
+}
+
+std::exception_ptr ProcessGroupSagecomm::destroy(Wait wait) noexcept {
   if (forked() || exiting() || shutDown_.load()) {
-    return;
+    return nullptr;
   }
   WithoutGil unlocked;
   sagecomm_group group = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (shutDown_.exchange(true)) {
-      return;
+      return nullptr;
     }
     interrupted_.store(true);
     group = group_.load();
   }
-  destroyGroup(group);
+  return destroyGroup(group, wait);
+}
+
+// Behind the first slice the core's group_destroy() waits briefly.
+std::exception_ptr ProcessGroupSagecomm::settle(sagecomm_group group, Wait wait) const {
+  const bool brief = wait == Wait::kBrief;
+  try {
+    while (api_.group_settle(group, brief ? 0 : waits().slice_ns, nullptr) == SAGECOMM_PENDING && !brief) {
+      checkSignals();
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 // Ignores errors of group_destroy(). A signal handler that is called in the middle of an operation of the group only ends that: who has issued
 // it destroys the group behind it. The cause of a failure is kept for later calls of this object; the verdict of a group over several hosts may
 // come while it is destroyed.
-void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
+std::exception_ptr ProcessGroupSagecomm::destroyGroup(sagecomm_group group, Wait wait) {
   if (C10_UNLIKELY(CallInCore::destroysAtItsEnd(group))) {
     sagecomm_error ignored;
     api_.group_abort(group, "a signal handler has destroyed the group in the middle of an operation", &ignored);
-    return;
+    return nullptr;
   }
   std::shared_ptr<const sagecomm_error> before;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (group == 0 || group_.load() != group) {
-      return;
+      return nullptr;
     }
     lastSequence_.store(api_.group_sequence(group));
     auto cause = std::make_shared<sagecomm_error>();
@@ -130,6 +157,7 @@ void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
     before = cause_;
     group_.store(0);
   }
+  std::exception_ptr raised = settle(group, wait);
   auto last = std::make_shared<sagecomm_error>();
   if (api_.group_destroy(group, last.get()) == SAGECOMM_OK && last->status < 0) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -138,6 +166,7 @@ void ProcessGroupSagecomm::destroyGroup(sagecomm_group group) {
     }
   }
   hooks_.awaitAbortHooks();
+  return raised;
 }
 
 // A group that reconfigure() can give other members has none afterwards, as before its first reconfigure().
@@ -156,7 +185,7 @@ void ProcessGroupSagecomm::abort() {
   failure_.aborted(group);
   failAll(group, "abort() was called");
   if (reconfigurable_) {
-    destroyGroup(group);
+    destroyGroup(group, Wait::kBrief);
   }
 }
 

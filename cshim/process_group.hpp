@@ -220,11 +220,18 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   c10::intrusive_ptr<GroupOptions> optionsFrom(const char* call, const c10::intrusive_ptr<Options>& given) const;
   std::vector<uint64_t> globalRanks(const std::vector<int>& ranks) const;
   void failAll(sagecomm_group group, const char* reason) const;
-  // Destroys that group of the core, unless another thread has, and keeps the cause of its failure and its last number.
-  void destroyGroup(sagecomm_group group);
-  void destroy() noexcept;
-  // Raises why a group that was destroyed had failed, if that has left outputs undefined and no call has raised it.
-  void raiseUntold();
+  // How long the end of a group waits for operations on devices: as long as they may take, and it looks for signals meanwhile, or briefly.
+  enum class Wait { kFull, kBrief };
+  static Wait waitOfShutdown();
+  // Destroys that group of the core, unless another thread has, and keeps the cause of its failure and its last number. Returns what a
+  // signal handler has raised, which ends the wait.
+  std::exception_ptr destroyGroup(sagecomm_group group, Wait wait);
+  std::exception_ptr settle(sagecomm_group group, Wait wait) const;
+  std::exception_ptr destroy(Wait wait) noexcept;
+  // Returns why a group that was destroyed had failed, if that has left outputs undefined and no call has raised it; else null.
+  std::shared_ptr<const sagecomm_error> takeUntold();
+  // Raises what takeUntold() has returned, unless an exception is being handled.
+  static void raiseUntold(const sagecomm_error& failed);
   static bool blocks(const sagecomm_api& api, sagecomm_group group);
   // Returns question(group) for the core's present group, 0 if there is none. Asks again if the group has changed
   // meanwhile, because the core refuses a stale handle.

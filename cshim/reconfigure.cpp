@@ -160,13 +160,17 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reconfigure(const c10d::Reco
   if (group == 0) {
     refuseInterrupted();
   }
-  destroyGroup(group_.load());
+  destroyGroup(group_.load(), Wait::kBrief);
+  const auto untold = takeUntold(); // of the old members; raised when the new ones are there
   if (!install(group, seat, *options, opts.uuid)) {
     if (!shutDown_.load()) {
       api_.group_abort(group, "abort() was called", nullptr);
     }
     api_.group_destroy(group, nullptr);
     refuseInterrupted();
+  }
+  if (untold != nullptr) {
+    raiseUntold(*untold);
   }
   return completed(kReconfigure);
 }

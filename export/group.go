@@ -70,6 +70,21 @@ func sagecommGroupDestroy(group C.sagecomm_group, err *C.sagecomm_error) (status
 	return C.SAGECOMM_OK
 }
 
+//export sagecommGroupSettle
+func sagecommGroupSettle(group C.sagecomm_group, ns C.int64_t, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_settle")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	again, f := g.Settle(time.Duration(ns))
+	if again {
+		return C.SAGECOMM_PENDING
+	}
+	return answer(err, f)
+}
+
 //export sagecommGroupFinish
 func sagecommGroupFinish(group C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)

@@ -396,7 +396,8 @@ typedef struct sagecomm_api {
   int32_t (*group_create)(const sagecomm_group_config *config, sagecomm_group *out, sagecomm_error *err);
 
   /* Waits a bounded time for issued operations, tells the peers that this rank leaves, and frees the group. It does not
-   * wait for peers to do the same. The bound is 2 s, for groups that met at a unique id the timeout of operations. A second call returns INVALID.
+   * wait for peers to do the same. The bound is 2 s; operations on devices, and all of groups that met at a unique id, have as long as they may take.
+   * A second call returns INVALID.
    * It returns OK also for a group that has failed: then *err has the first cause, which group_error() may not have had before. So it does,
    * with TIMEOUT, where the bound was over and operations on devices are not complete; they fail with ABORTED. Else the status of *err is OK. */
   int32_t (*group_destroy)(sagecomm_group group, sagecomm_error *err);
@@ -663,6 +664,12 @@ typedef struct sagecomm_api {
   /* Returns 1 if a group_shrink() has aborted the group that this rank has called too, with the same ranks that stay; else 0, or the status of
    * an error. */
   int32_t (*group_shrunk)(sagecomm_group group, sagecomm_error *err);
+
+  /* Waits as group_destroy() does until the operations that were issued are complete, but for slice_ns at most, so that a caller can look for
+   * signals: it calls this until it returns something else than SAGECOMM_PENDING, and then group_destroy(). A caller that does not go on waiting
+   * calls group_destroy() at once, which waits for devices and peers then until 2 s after the first group_settle(). Returns OK when
+   * nothing is left to wait for, in a group that has failed too, or INVALID if there is no such group any more. */
+  int32_t (*group_settle)(sagecomm_group group, int64_t slice_ns, sagecomm_error *err);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

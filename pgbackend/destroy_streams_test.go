@@ -46,11 +46,7 @@ func destroyWithLateStreams(t *testing.T, limit time.Duration, newWorld func() *
 			}
 			timer := time.AfterFunc(max(400*time.Millisecond, held), func() { d.hold(false) })
 			defer timer.Stop()
-			bound := g.timeout()
-			if ends {
-				bound = 0
-			}
-			if err := g.destroy(bound); err != nil {
+			if err := g.destroy(!ends); err != nil {
 				return err
 			}
 			d.hold(false)
@@ -113,27 +109,21 @@ func TestDestroyWaitsForLateStreamsOfP2P(t *testing.T) {
 	})
 }
 
-// A rank whose operations are queued whole has not waited for its peers. Destroy waits as long as they go on calling, one operation after
-// the other.
-func TestDestroyWaitsForPeersThatGoOnCalling(t *testing.T) {
+// A rank whose operations are queued whole has not waited for its peers. Destroy waits for them as long as operations may take, and not only as
+// long as for those on host memory.
+func TestDestroyWaitsForPeersThatCallLater(t *testing.T) {
 	const operations = 6
-	limit := 500 * time.Millisecond
-	impatient(t, limit)
+	impatient(t, time.Nanosecond)
 	useNewPool(t)
 	devices := fakeDevices(t, 2, 1, true)
 	w := newWorld(t, 2)
-	var issued sync.WaitGroup
-	issued.Add(1)
 	w.each(func(g *Group) error {
 		d := devices[g.rank]
 		works, results := make([]deviceWork, operations), make([][]byte, operations)
 		if g.rank == 0 {
-			issued.Wait()
+			awaitWait(t, w.groups[1])
 		}
 		for i := range works {
-			if g.rank == 0 {
-				time.Sleep(limit / 2) // a peer that is slow: what Destroy is to bear
-			}
 			b := d.buffer(4000)
 			d.fill(b, contributionBytes(coll.Float32, coll.Sum, g.rank, 2, 1000))
 			late, f := issueOn(g, d, coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, one(b), one(b))
@@ -141,16 +131,20 @@ func TestDestroyWaitsForPeersThatGoOnCalling(t *testing.T) {
 				return f
 			}
 			works[i], results[i] = late, b
-		}
-		if g.rank == 1 {
-			issued.Done()
+			if g.rank == 0 { // it comes to the next one when Destroy of the other rank has seen that it has come to this one
+				if f := late.finish(); f != nil {
+					return f
+				}
+			}
 		}
 		if err := g.Destroy(); err != nil {
 			return err
 		}
 		for i := range works {
-			if f := works[i].finish(); f != nil {
-				return f
+			if g.rank == 1 {
+				if f := works[i].finish(); f != nil {
+					return f
+				}
 			}
 			if !bytes.Equal(results[i], reducedBytes(coll.Float32, coll.Sum, 2, 1000)) {
 				return fmt.Errorf("destroyed before operation %d was complete", i)

@@ -36,11 +36,12 @@ type registeredEngine struct {
 const (
 	stagedEngine = "staged"
 	cudaEngine   = "cuda"
+	ncclEngine   = "nccl"
 )
 
 // deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
 var deviceEngines = map[string]registeredEngine{
-	"nccl": vendorLibrary("cuda", func() (nccl.Library, error) {
+	ncclEngine: vendorLibrary("cuda", func() (nccl.Library, error) {
 		if err := nccl.Blocks(runner.Environ()); err != nil {
 			return nccl.Library{}, err
 		}

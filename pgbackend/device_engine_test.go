@@ -10,6 +10,7 @@ import (
 
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
 	"sagecomm/internal/engine"
 	"sagecomm/internal/engine/host"
 	"sagecomm/internal/env"
@@ -192,5 +193,35 @@ func TestExplainEnginesOfADescribedGroup(t *testing.T) {
 	e, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Ranks: 4})
 	if err != nil || e.Engine != "" || e.Engines != nil {
 		t.Errorf("of host memory: %+v, %v", e, err)
+	}
+}
+
+// Where a graph could hold a collective with another engine that all ranks offer, the refusal names it.
+func TestRefusalInACaptureNamesAnEngine(t *testing.T) {
+	real := openAccess
+	t.Cleanup(func() { openAccess = real })
+	openAccess = func(runner.Call, coll.Op) (device.Access, error) { return nil, device.ErrCaptured }
+	for _, c := range []struct {
+		nccl, cuda []string
+		want       string
+	}{
+		{[]string{"", ""}, []string{"", ""}, ", or set SAGECOMM_ENGINE=cuda on all ranks: a graph can hold collectives of that engine"},
+		{[]string{"", ""}, []string{"", "no GPU"}, ", or set SAGECOMM_ENGINE=nccl on all ranks"},
+		{[]string{"no GPU", "no GPU"}, []string{"no GPU", ""}, ""},
+	} {
+		testEngines(t, map[string][]string{"nccl": c.nccl, "cuda": c.cuda})
+		w := newWorldWith(t, 2, opTimeout, options{"engine": "staged"})
+		f := deviceSum(w.groups[0], 10)
+		if err := expect(f, coll.Invalid, "call it outside of the capture"+c.want); err != nil {
+			t.Error(err)
+		} else if c.want == "" && strings.Contains(f.Message, "SAGECOMM_ENGINE") {
+			t.Errorf("no engine helps: %s", f.Message)
+		}
+		_, f = w.groups[0].Issue(coll.Op{Kind: coll.Send, Type: coll.Uint8, Root: 1, Device: aDevice}, one(make([]byte, 4)), nil)
+		if err := expect(f, coll.Invalid, "call it outside of the capture"); err != nil {
+			t.Error(err)
+		} else if strings.Contains(f.Message, "SAGECOMM_ENGINE") {
+			t.Errorf("no graph holds p2p operations: %s", f.Message)
+		}
 	}
 }

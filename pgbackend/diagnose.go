@@ -219,9 +219,21 @@ func (g diagnosis) difference(peer int, through uint64) (mine, theirs runner.Ann
 // contains "timed out after" and " timeout ", which users' programs look for because torch's backends use them. For the same
 // reason the message for a rank that has left or died contains "Connection closed by peer".
 func (g diagnosis) timeout(e evidence, t runner.Incident) *coll.Failure {
+	return g.incomplete(e, t, fmt.Sprintf("timed out after its timeout of %v", t.Timeout))
+}
+
+// givenUp returns the failure of an operation that is not complete when this rank ends the group, which has waited for it.
+func (g diagnosis) givenUp(t runner.Incident, until time.Time, waited time.Duration) *coll.Failure {
+	e := g.evidence(until)
+	e.library = g.throughLibraryHere()
+	return g.incomplete(e, t, fmt.Sprintf("timed out after %v at the end of the group, with a timeout of %v,", waited.Round(time.Millisecond), t.Timeout))
+}
+
+// incomplete returns the failure of an operation that is not complete in time. how says what time it had.
+func (g diagnosis) incomplete(e evidence, t runner.Incident, how string) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s: %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(0), g.unmatched(e, t))
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s %s in %s: %s", g.title(), g.number(g.rank), how, t.Op.Describe(0), g.unmatched(e, t))
 		return f
 	}
 	var what string
@@ -240,7 +252,7 @@ func (g diagnosis) timeout(e evidence, t runner.Incident) *coll.Failure {
 		*f = *g.failureOf(coll.Timeout, behind, t)
 		what = "all ranks have arrived, but " + g.standsStill(e, behind, e.silentRanks())
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %s; %s", g.title(), g.number(g.rank), t.Timeout, t.Op.Describe(t.Sequence), what)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s %s in %s; %s", g.title(), g.number(g.rank), how, t.Op.Describe(t.Sequence), what)
 	return f
 }
 

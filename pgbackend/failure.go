@@ -167,16 +167,22 @@ func (g *Group) declareFailure(f *coll.Failure) {
 }
 
 // peerDied declares the failure of the group because the process of a rank has ended, unless the rank had left before. The
-// watch over that process calls it.
+// watch over that process calls it. To a group that is being destroyed a death matters while operations of this rank are not complete.
 //
 // A rank of another host counts as dead when the link to it is lost. Who knows of that has noted why.
 func (g *Group) peerDied(rank int) {
-	if !g.life.lost(rank) || !g.life.acquire() {
+	g.mourning.Add(1)
+	defer g.mourning.Add(-1)
+	state := g.life.lost(rank)
+	if state != live && state != destroying || !g.life.acquire() {
 		return
 	}
 	var fault *coll.Failure
 	defer g.life.release()
 	defer g.recoverInto(&fault)
+	if state == destroying && !g.unfinished() {
+		return
+	}
 	last, left := g.run.LastCall(rank)
 	if left {
 		return

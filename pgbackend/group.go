@@ -71,9 +71,11 @@ type Group struct {
 	provisional     bool                                     // the cause is this rank's own until the arbiter has the verdict
 	failureCallback failureCallback                          // called when the group fails or is destroyed
 
-	life    lifetime
-	control [topicCount]controlTopic
-	remotes []*remoteControl // control areas of ranks of other hosts, by rank; nil: all ranks are on this host
+	life     lifetime
+	settling settling     // the wait for operations at the end of the group
+	mourning atomic.Int32 // number of deaths of peers that are being looked at
+	control  [topicCount]controlTopic
+	remotes  []*remoteControl // control areas of ranks of other hosts, by rank; nil: all ranks are on this host
 
 	// compiling guards what the engines of both lanes have compiled, and the growth of memory. It is held while programs are
 	// compiled, which may take tenths of a second.

@@ -6,7 +6,9 @@ import (
 	"unsafe"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/device"
 	"sagecomm/internal/engine"
+	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 )
 
@@ -54,11 +56,27 @@ func (g *Group) issued(op coll.Op, err error) *coll.Failure {
 		}
 		var refused *engine.Refusal
 		if errors.As(err, &refused) {
+			if with := g.capturingEngine(op); with != "" && errors.Is(refused, device.ErrCaptured) {
+				return g.refuse(op, fmt.Errorf("%w, or set %s=%s on all ranks: a graph can hold collectives of that engine", refused, env.Engine.Name(), with))
+			}
 			return g.refuse(op, refused)
 		}
 		return g.broken(op, err)
 	}
 	return nil
+}
+
+// capturingEngine returns an engine other than that of the group by which a graph can hold a collective, and which all ranks offer; "" if there is none.
+func (g *Group) capturingEngine(op coll.Op) string {
+	if !op.Kind.Collective() {
+		return ""
+	}
+	for _, name := range []string{cudaEngine, ncclEngine} {
+		if c, known := g.deviceEngine.Candidate(name); known && len(c.Lacking) == 0 && g.deviceEngine.Engine != name {
+			return name
+		}
+	}
+	return ""
 }
 
 // check returns a failure for a call that this rank may not make.

@@ -127,10 +127,10 @@ func (l *lifetime) dead() (list []int) {
 	return list
 }
 
-// lost notes that a rank is gone and reports whether the group is live. Only a live group fails because of that.
-func (l *lifetime) lost(rank int) (matters bool) {
+// lost notes that a rank is gone and returns the state at that moment.
+func (l *lifetime) lost(rank int) state {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone[rank] = true
-	return l.state == live
+	return l.state
 }

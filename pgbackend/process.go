@@ -99,7 +99,7 @@ func (p *Process) Shutdown() {
 	for _, g := range p.snapshot() {
 		all.Go(func() {
 			defer recoverFrom("Destroy of a group")
-			_ = g.destroy(0) // an error if another goroutine destroys it
+			_ = g.destroy(false) // an error if another goroutine destroys it
 		})
 	}
 	all.Wait()

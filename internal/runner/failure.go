@@ -52,6 +52,16 @@ type Incident struct {
 	Timeout  time.Duration
 }
 
+// Oldest returns the first of the operations that are not complete, as one that has timed out: collectives come before p2p operations. It
+// finds none while a thread carries out a collective.
+func (g *Group) Oldest() (t Incident, found bool) {
+	var c C.scr_incident
+	if !bool(C.scr_group_oldest(g.c, &c)) {
+		return t, false
+	}
+	return goIncident(&c), true
+}
+
 func goIncident(t *C.scr_incident) Incident {
 	op := known(coll.Op{Kind: coll.Kind(t.kind), Type: coll.DataType(t.dtype), Reduce: coll.ReduceOp(t.reduce_op),
 		Root: int(t.root), Tag: int(t.tag), Parts: int(t.parts)}, uint64(t.bytes))

@@ -103,6 +103,8 @@ void scr_p2p_free(scr_group *g);
  * Requires: the p2p lock. */
 int scr_p2p_post(scr_group *g, scr_run *r);
 int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit);
+/* The p2p part of scr_group_oldest(). */
+bool scr_p2p_oldest(scr_group *g, scr_incident *out);
 
 /* p2p_scan.c. Any thread may call these functions for an operation that is not complete. */
 /* Sets the deadline of an operation that begins to wait. On a device the timeout begins when the stream has reached the

@@ -94,3 +94,19 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
     if (rc != SCR_BLOCKED) return rc;
   }
 }
+
+bool scr_p2p_oldest(scr_group *g, scr_incident *out) {
+  scr_spin_lock(&g->p2p.lock);
+  const scr_run *r = recvs_of(g).head;
+  for (int32_t p = 0; p < g->size && r == NULL; p++) {
+    posted_list lists[PAIR_LISTS];
+    lists_of_pair(&g->p2p.pair[p], lists);
+    for (int i = 0; i < PAIR_LISTS && r == NULL; i++) r = lists[i].head;
+  }
+  if (r) {
+    scr_describe_incident(r, SCR_INCIDENT_TIMEOUT, out);
+    out->peer = r->root != SAGECOMM_ANY_SOURCE ? r->root : r->source;
+  }
+  scr_spin_unlock(&g->p2p.lock);
+  return r != NULL;
+}

@@ -141,6 +141,19 @@ static int32_t group_destroy(sagecomm_group g, sagecomm_error *err) {
   return SAGECOMM_OK;
 }
 
+/* A wait of one slice that ends at once. */
+static int32_t group_settle(sagecomm_group g, int64_t slice_ns, sagecomm_error *err) {
+  if (fake.forked) return fake_fail(SAGECOMM_FORKED, err);
+  if (fake_stale(g)) return fake_fail(SAGECOMM_INVALID, err);
+  pthread_mutex_lock(&fake.lock);
+  fake.slices++;
+  fake.patient = fake.patient || slice_ns > 0;
+  int pending = fake.slices <= fake.unsettled;
+  pthread_cond_broadcast(&fake.changed);
+  pthread_mutex_unlock(&fake.lock);
+  return pending ? SAGECOMM_PENDING : SAGECOMM_OK;
+}
+
 static int32_t group_abort(sagecomm_group g, const char *reason, sagecomm_error *err) {
   (void)reason;
   if (fake.forked) return fake_fail(SAGECOMM_FORKED, err);
@@ -286,6 +299,7 @@ static const sagecomm_api api = {
     .lane_sequence = lane_sequence,
     .group_fail = group_fail,
     .group_blocking_wait = group_blocking_wait,
+    .group_settle = group_settle,
 };
 
 const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {

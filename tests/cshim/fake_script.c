@@ -9,6 +9,7 @@ void fake_reset(void) {
   pthread_mutex_lock(&fake.lock);
   fake.script = fake.script_arg = fake.hold_done = fake.aborted = fake.held = 0;
   fake.others = 0;
+  fake.slices = fake.unsettled = fake.patient = 0;
   fake.group_status = fake.last_status = SAGECOMM_OK;
   fake.fault.status = 0;
   fake.wanted_key[0] = 0;
@@ -27,6 +28,11 @@ void fake_number_others(uint64_t n) { fake.others = n; }
 void fake_hold_done(int hold) { fake.hold_done = hold; }
 void fake_want_key(const char *key) { snprintf(fake.wanted_key, sizeof fake.wanted_key, "%s", key); }
 void fake_group_status(int status) { fake.group_status = status; }
+/* Operations are complete behind so many slices of the wait at the end of a group. */
+void fake_settle_after(int slices) {
+  fake.slices = fake.patient = 0;
+  fake.unsettled = slices;
+}
 /* From now on groups that are destroyed turn out to have failed with that status. */
 void fake_last_status(int status) { fake.last_status = status; }
 
@@ -88,6 +94,13 @@ void fake_await_waiter(void) {
   pthread_mutex_unlock(&fake.lock);
 }
 
+/* Blocks until a thread has waited so many slices for the end of a group. */
+void fake_await_slices(int n) {
+  pthread_mutex_lock(&fake.lock);
+  while (fake.slices < n) pthread_cond_wait(&fake.changed, &fake.lock);
+  pthread_mutex_unlock(&fake.lock);
+}
+
 /* The next thread that comes to that place is held there; others pass. */
 void fake_close(int gate) {
   pthread_mutex_lock(&fake.lock);
@@ -112,6 +125,8 @@ void fake_await_held(void) {
 
 int fake_live_works(void) { return fake.live_works; }
 int fake_groups(void) { return fake.groups; }
+int fake_slices(void) { return fake.slices; }
+int fake_patient(void) { return fake.patient; }
 int fake_shutdowns(void) { return fake.shutdowns; }
 int fake_calls(void) { return fake.calls; }
 int64_t fake_timeout_set(void) { return fake.timeout_ns; }

@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -36,7 +37,7 @@ from device_nccl import (
     same,
     uneven,
 )
-from device_nccl_waits import interrupt
+from device_nccl_waits import backend, interrupt
 from torch_copies import copying_by, without_copies
 
 CHUNK = 2 << 20  # bytes of a slot
@@ -499,7 +500,8 @@ def unwritten(rank: int, size: int, store: str) -> str:
 
 
 def unwritten_in_a_capture(rank: int, size: int, store: str) -> None:
-    """Rank 0 cannot write an output in a capture. Its graph is of no use, and the group goes on."""
+    """Rank 0 cannot write an output in a capture. Its graph is of no use, and the group goes on. When the group fails
+    later, that is news."""
     join_group(rank, size, store, 0)
     x = torch.ones(1000, device="cuda")
     outputs = [torch.zeros(1000, 2, device="cuda")[:, 0], *(torch.zeros_like(x) for _ in range(size - 1))]
@@ -521,6 +523,17 @@ def unwritten_in_a_capture(rank: int, size: int, store: str) -> None:
         dist.all_reduce(x)
     torch.cuda.synchronize()
     assert x.tolist() == [float(size) ** 2] * 1000, x
+    told = c10d._get_default_store()
+    if rank == 0:
+        backend()._set_default_timeout(timedelta(seconds=1))
+        dist.all_reduce(x)  # no other rank calls it
+        torch.cuda.synchronize()
+        with pytest.raises(sagecomm.CollectiveTimeout):
+            dist.destroy_process_group()
+        told.set("over", b"")
+    else:
+        told.wait(["over"])
+        dist.destroy_process_group()
     fake_cuda.check()
 
 

@@ -329,23 +329,6 @@ def an_abort_by_a_peer(rank: int, size: int, store: str) -> None:
     assert not dist.is_initialized()
 
 
-def the_end_gives_up(rank: int, size: int, store: str) -> None:
-    """The end of a group does not wait for a peer as long as the operation would, and raises that."""
-    join(rank, size, store, timeout=MINUTE)
-    warm()
-    meet("warm")
-    common = c10d._get_default_store()
-    if rank == 0:
-        dist.all_reduce(full(mine()))
-        with pytest.raises(sagecomm.CollectiveTimeout, match="rank 0 has operations that peers have not joined"):
-            dist.destroy_process_group()
-        assert not dist.is_initialized()
-        common.set("over", b"")
-    else:
-        common.wait(["over"], MINUTE)
-        dist.destroy_process_group()
-
-
 def an_abort_is_no_news(rank: int, size: int, store: str) -> None:
     join(rank, size, store)
     warm()

@@ -80,6 +80,73 @@ def destructor_destroys() -> None:
     assert fake.fake_groups() == groups
 
 
+FOR_EVER = 2**31 - 1
+
+
+@scenario
+def end_of_a_group_waits_in_slices() -> None:
+    with subgroup() as made:
+        fake.fake_settle_after(3)
+        made._get_backend(CPU).shutdown()
+        assert fake.fake_slices() == 4
+        assert fake.fake_patient()
+
+
+@scenario
+def ctrl_c_ends_the_wait_at_the_end_of_a_group() -> None:
+    groups = fake.fake_groups()
+    for whole in (False, True):
+        made = dist.new_group([0, 1], backend="fake_core")
+        fake.fake_settle_after(FOR_EVER)
+        end = (lambda made=made: dist.destroy_process_group(made)) if whole else made._get_backend(CPU).shutdown
+        with interrupt_when(lambda: fake.fake_await_slices(2)):
+            raises(KeyboardInterrupt, end)
+        assert fake.fake_groups() == groups, "the core's group is destroyed all the same"
+        assert (made in c10d._world.pg_map) != whole
+        if not whole:
+            fake.fake_settle_after(0)
+            dist.destroy_process_group(made)
+
+
+@scenario
+def brief_ends_of_a_group() -> None:
+    """Where an exception is being handled, and in a destructor, one look has to do."""
+    for how in ("except", "finally", "with", "destructor"):
+        made = _C.create_backend(backend_options(dist.HashStore()), {})
+        fake.fake_settle_after(FOR_EVER)
+        try:
+            if how == "with":
+                with Closing(made):
+                    raise LookupError
+            try:
+                raise LookupError
+            except LookupError:
+                if how == "except":
+                    made.shutdown()
+                raise
+            finally:
+                if how == "finally":
+                    made.shutdown()
+        except LookupError:
+            pass
+        del made
+        gc.collect()
+        assert (fake.fake_slices(), fake.fake_patient()) == (1, 0), how
+
+
+class Closing:
+    """Shuts a backend down at the end of a block."""
+
+    def __init__(self, backend: _C.ProcessGroupSagecomm) -> None:
+        self._backend = backend
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._backend.shutdown()
+
+
 @scenario
 def store_is_lent_to_the_core() -> None:
     store = dist.HashStore()

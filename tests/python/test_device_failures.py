@@ -64,7 +64,6 @@ def test_captures_stay_as_they_are(cuda_bed: CudaBed) -> None:
         "nothing_is_told_twice",
         "an_abort_is_no_news",
         "an_abort_by_a_peer",
-        "the_end_gives_up",
         "users_exception_stays",
     ],
 )

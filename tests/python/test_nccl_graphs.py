@@ -53,6 +53,7 @@ def test_what_graphs_cannot_hold(cuda_bed: CudaBed) -> None:
             assert "nccl: the stream is being captured, and the ranks are not connected for this operation yet" in text
             assert "call the same operation of the group once before the capture" in text
         assert "the stream is being captured into a graph, and a graph cannot hold" in bits
+        assert "or set SAGECOMM_ENGINE=cuda on all ranks" in bits
 
 
 @deaths([2, 3, 4], ["lazy", "eager", "random"], cases_of(2, 5), [(3, "random", 1)])

@@ -1,4 +1,4 @@
-"""The end of a group that has failed in an operation of which no call has raised the failure. The shim calls this."""
+"""How shutdown() ends a group: how long it waits, and whether it may raise. The shim calls this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 
 
 class _Nested(threading.local):
-    """Whether this thread is in the second call of may_raise()."""
+    """Whether this thread is in the second call of forget()."""
 
     is_under_way = False
 
@@ -19,18 +19,32 @@ class _Nested(threading.local):
 _nested = _Nested()
 
 
+def may_wait() -> bool:
+    """Returns whether shutdown() may wait for operations on devices as long as they may take. It may not where an
+    exception is being handled, or waits for this call to be raised, and in exit handlers of the process, which run when
+    the main thread has ended.
+    """
+    return not _nested.is_under_way and sys.exc_info()[0] is None and threading.main_thread().is_alive()
+
+
 def may_raise() -> bool:
     """Returns whether shutdown() of the group, which has ended, may raise. If an exception is being handled it may not:
     the program goes wrong already, and its own exception must not be replaced.
+    """
+    if _nested.is_under_way or sys.exc_info()[0] is not None:
+        return False
+    return forget()
+
+
+def forget() -> bool:
+    """Makes torch forget the groups that are being destroyed, before an exception ends that. Returns True.
 
     torch's `destroy_process_group()` forgets the groups when shutdown() has returned, so behind an exception it would
     refuse to make new ones. Here the same call is made once more inside itself. It finds this group shut down, shuts
     the others down, which raise nothing there, and forgets them.
     """
-    if _nested.is_under_way or sys.exc_info()[0] is not None:
-        return False
     frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    while frame is not None and not _nested.is_under_way:
         code = frame.f_code
         if code.co_name == "destroy_process_group" and frame.f_globals is vars(c10d):
             _nested.is_under_way = True

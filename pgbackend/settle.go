@@ -1,0 +1,343 @@
+package pgbackend
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
+)
+
+// This file holds the wait for issued operations at the end of a group.
+
+// destroyTimeout bounds how long the end of a group waits for operations on host memory, because peers may never join them, and for all
+// operations where the wait is brief. Tests change it.
+var destroyTimeout = 2 * time.Second
+
+// settleGrace is how much later than their timeout operations on devices are given up. Each fails by its timeout before, with an error that
+// names what it has waited for, unless its stream is late. Tests change it.
+var settleGrace = time.Second
+
+const settlePause = 200 * time.Microsecond // between two looks at the operations
+
+// When a wait asks ranks of other hosts how far they and their streams are: ever more seldom, because all ranks of the group may ask all others.
+const (
+	settleAsks   = 100 * time.Millisecond
+	settleSeldom = time.Second
+)
+
+// settling is a wait for the issued operations at the end of a group. Several threads may use it at the same time.
+type settling struct {
+	mu       sync.Mutex
+	began    time.Time     // 0: nobody has waited yet
+	limit    time.Duration // of operations that do not have as long as they may take
+	since    time.Time     // begin of that limit
+	carried  time.Time     // when data of this group were last seen to come from other hosts or to go there
+	moved    uint64        // how much of them
+	quiet    time.Time     // since when operations on devices have not gone on
+	progress progress
+	asked    time.Time
+	pause    time.Duration // until ranks of other hosts are asked again
+	askedAll bool
+
+	gaveUp     string        // which operations were given up, in words; "": none
+	unfinished *coll.Failure // the same as a failure; nil: nobody asks for it
+}
+
+// progress is how far the operations on devices are that this rank has called.
+type progress struct {
+	called uint64 // those that ranks have called and those that their streams have reached, as far as this rank knows
+	left   int    // the least number that was left
+	late   bool   // a stream is late
+}
+
+// Settle waits for the issued operations as Destroy does, for a slice at most, for callers that look for signals meanwhile. It reports
+// whether it has to be called again.
+func (g *Group) Settle(slice time.Duration) (again bool, f *coll.Failure) {
+	if !g.life.acquire() {
+		return false, destroyed(g.name)
+	}
+	defer g.life.release()
+	until := time.Now().Add(slice)
+	for !g.settling.isOver(g, true, true) {
+		if !time.Now().Before(until) {
+			return true, nil
+		}
+		time.Sleep(settlePause)
+	}
+	return false, nil
+}
+
+// Finish waits until the issued operations are complete, as long as Destroy does, for callers that ask how they ended before they
+// destroy the group. It returns the failure of the group, or that of an operation that is not complete.
+func (g *Group) Finish() *coll.Failure {
+	if !g.life.acquire() {
+		return destroyed(g.name)
+	}
+	defer g.life.release()
+	var s settling // Destroy waits anew
+	for !s.isOver(g, true, true) {
+		time.Sleep(settlePause)
+	}
+	if f := g.failed(); f != nil {
+		return f
+	}
+	return s.unfinished
+}
+
+// settle waits as destroy does. It returns which operations it gave up, in words and as a failure.
+// Requires: this goroutine has made the group one that is being destroyed.
+func (g *Group) settle(patient bool) (gaveUp string, f *coll.Failure) {
+	s := &g.settling
+	s.mu.Lock()
+	sliced := !s.began.IsZero()
+	s.mu.Unlock()
+	for !s.isOver(g, patient && !sliced, patient || sliced) {
+		time.Sleep(settlePause)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gaveUp, s.unfinished
+}
+
+// isOver looks at the operations once and reports whether the wait is over: they are complete, the group has failed, or they are given up.
+// patient: operations on devices, and all of a group that met at a unique id, have as long as they may take. tells: somebody asks for the
+// failure of those that are given up.
+// Requires: the memory of the group stays.
+func (s *settling) isOver(g *Group, patient, tells bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.began.IsZero() {
+		s.began, s.since, s.quiet, s.asked = now, now, now, now
+		s.limit, s.moved, s.progress, s.pause = g.process.destroyLimit(), g.movedBetweenHosts(), g.progress(), settleAsks
+	}
+	if s.gaveUp != "" || g.cause.Load() != nil || !g.unfinished() {
+		return true
+	}
+	if g.mourns() || s.leavesTime(g, patient, now) || s.carries(g, now) || patient && s.asksAll(g) {
+		return false
+	}
+	s.giveUp(g, time.Since(s.began), tells)
+	return true
+}
+
+// leavesTime reports whether the operations still have time.
+func (s *settling) leavesTime(g *Group, patient bool, now time.Time) bool {
+	if !patient {
+		return now.Sub(later(s.began, s.carried)) < s.limit
+	}
+	if now.Sub(s.asked) >= s.pause {
+		g.question(g.unreached()...)
+		s.asked, s.pause = now, min(2*s.pause, settleSeldom)
+	}
+	if s.progress.goesOn(g.progress()) {
+		s.quiet, s.askedAll = now, false
+	}
+	if g.birth == nil && !g.onDevices() && !g.reports() {
+		return now.Sub(later(s.since, s.carried)) < s.limit
+	}
+	s.since = now
+	waited := now.Sub(later(s.quiet, s.carried))
+	if waited < g.timeout()+settleGrace {
+		return true
+	}
+	t, found := g.oldestOnDevices()
+	return found && waited < t.Timeout+settleGrace // it was issued with a timeout of its own
+}
+
+// carries reports whether data have come from other hosts or gone there since the last time that it was asked: a network may be slow.
+func (s *settling) carries(g *Group, now time.Time) bool {
+	moved := g.movedBetweenHosts()
+	if moved == s.moved {
+		return false
+	}
+	s.carried, s.moved = now, moved
+	return true
+}
+
+// asksAll asks ranks of other hosts once more, and reports whether it has: what they have called may be news.
+func (s *settling) asksAll(g *Group) bool {
+	unknown := g.unreached()
+	if s.askedAll || len(unknown) == 0 {
+		return false
+	}
+	g.ask(stateLimit, unknown...)
+	s.askedAll = true
+	return true
+}
+
+// giveUp gives the operations up that are left.
+func (s *settling) giveUp(g *Group, waited time.Duration, tells bool) {
+	s.gaveUp = fmt.Sprintf("that peers have not joined for %v", waited.Round(min(s.limit, time.Second)/10))
+	if g.streamIsLate() {
+		s.gaveUp = fmt.Sprintf("that the stream of a device has not reached or not ended for %v", waited.Round(time.Second/10))
+	}
+	if tells {
+		s.unfinished = g.unfinishedHere(s.gaveUp, waited)
+	}
+	g.process.destroyTimedOut()
+}
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// mourns reports whether the wait is to go on because a peer has died that had not left: the group is about to fail with that. Where the
+// watch over that process has found nothing unfinished, and there is now, it makes the group fail.
+func (g *Group) mourns() bool {
+	if g.mourning.Load() > 0 {
+		return true
+	}
+	for _, rank := range g.life.dead() {
+		if _, left := g.run.LastCall(rank); left { // operations that need it notice its absence themselves
+			continue
+		}
+		g.mourning.Add(1)
+		go func() {
+			defer recoverFrom("the failure of a group")
+			defer g.mourning.Add(-1)
+			g.peerDied(rank)
+		}()
+		return true
+	}
+	return false
+}
+
+// unfinishedHere returns the failure of a wait for the issued operations, some of which are not complete. It is that of an operation on a device
+// where there is one, and of the oldest one if that is known.
+func (g *Group) unfinishedHere(what string, waited time.Duration) *coll.Failure {
+	for _, l := range slices.Backward(g.lanes()) {
+		t, found := oldest(l.run)
+		if !found {
+			continue
+		}
+		until := time.Now().Add(awakeFor)
+		if g.arbiter != nil {
+			until = time.Now().Add(diagnosisLimit)
+			g.askRemotes(until)
+		}
+		return diagnosis{g, l.run}.givenUp(t, until, waited)
+	}
+	return &coll.Failure{Status: coll.Timeout, Rank: -1, Group: g.name,
+		Message: fmt.Sprintf("sagecomm: group %q: %s has operations %s", g.title(), g.number(g.rank), what)}
+}
+
+// oldest returns the first of the operations of a lane that are not complete. It waits a moment for a thread that carries one out.
+func oldest(run *runner.Group) (t runner.Incident, found bool) {
+	for until := time.Now().Add(2 * policy.Drain); run.Unfinished() > 0; time.Sleep(settlePause) {
+		if t, found = run.Oldest(); found || time.Now().After(until) {
+			break
+		}
+	}
+	return t, found
+}
+
+func (g *Group) oldestOnDevices() (t runner.Incident, found bool) {
+	if d := g.device.Load(); d != nil {
+		return oldest(d.run)
+	}
+	return t, false
+}
+
+func (g *Group) onDevices() bool {
+	d := g.device.Load()
+	return d != nil && d.run.Unfinished() > 0
+}
+
+// progress returns how far the operations on devices are that this rank has called. What peers call beyond them does not count: nothing
+// here waits for that.
+func (g *Group) progress() (p progress) {
+	d := g.device.Load()
+	if d == nil {
+		return p
+	}
+	p.left, p.late = d.run.Unfinished(), g.streamIsLate()
+	if mine, called := d.run.LastIn(runner.DeviceLane, g.rank); called {
+		for rank := range g.size {
+			if last, has := d.run.LastIn(runner.DeviceLane, rank); has {
+				p.called += min(last.Sequence, mine.Sequence)
+			}
+			p.called += min(d.run.Reached(rank), mine.Sequence)
+		}
+	}
+	return p
+}
+
+// goesOn takes a newer progress and reports whether that is one.
+func (p *progress) goesOn(now progress) bool {
+	changed := now.called != p.called || now.late != p.late || now.left < p.left
+	now.left = min(now.left, p.left)
+	*p = now
+	return changed
+}
+
+// streamIsLate reports whether all ranks have called the collective of the device lane that is under way here, and the stream of
+// one of them has not reached it, or whether a p2p operation of this rank waits for a stream.
+func (g *Group) streamIsLate() bool {
+	d := g.device.Load()
+	if d == nil {
+		return false
+	}
+	if d.run.P2PStreamsAreLate() {
+		return true
+	}
+	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
+	late := false
+	for rank := range g.size {
+		theirs, has := d.run.LastIn(runner.DeviceLane, rank)
+		called = called && has && theirs.Sequence >= mine.Sequence
+		late = late || d.run.Reached(rank) < mine.Sequence
+	}
+	return called && late
+}
+
+// reports reports whether the engine of the device lane has an error that is about to make the group fail.
+func (g *Group) reports() bool {
+	d := g.device.Load()
+	if d == nil {
+		return false
+	}
+	e, has := d.engine.(interface{ Reports() bool })
+	return has && e.Reports()
+}
+
+// unreached returns the ranks of other hosts of which it is not known that their streams have reached the collective of the device lane that is
+// under way here. There are none where nothing is under way.
+func (g *Group) unreached() (list []int) {
+	d := g.device.Load()
+	if d == nil || d.run.Unfinished() == 0 {
+		return nil
+	}
+	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
+	for _, rank := range g.remoteRanks() {
+		if called && d.run.Reached(rank) < mine.Sequence && g.answers(rank) {
+			list = append(list, rank)
+		}
+	}
+	return list
+}
+
+func (g *Group) unfinished() bool { return g.unfinishedRuns() > 0 || g.composites.Load() > 0 }
+
+// destroyLimit returns how long Destroy waits for operations. After a Destroy that gave up, the next ones wait a tenth as long,
+// because peers that did not join the operations of one group rarely join those of the next.
+func (p *Process) destroyLimit() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.inVain) < destroyTimeout {
+		return destroyTimeout / 10
+	}
+	return destroyTimeout
+}
+
+func (p *Process) destroyTimedOut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inVain = time.Now()
+}
