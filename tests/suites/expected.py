@@ -74,16 +74,8 @@ _ON_BOTH = {
     "test_send_recv_nccl_torch_profiler": ON_EMULATED_DEVICES["test_ddp_profiling_torch_profiler"],
 }
 
-_ABORTED = (
-    "rank 1 aborts its communicator with an operation, and the end of rank 0's raises that; NCCL tells rank 0 nothing"
-)
-
 # What fails with ProcessGroupNCCL.
-ON_NCCL = {
-    **_ON_BOTH,
-    "test_monitored_barrier_allreduce_hang": _ABORTED,
-    "test_monitored_barrier_allreduce_hang_wait_all_ranks": _ABORTED,
-}
+ON_NCCL = _ON_BOTH
 
 _PROFILE = "ProcessGroupNCCL2 records no ranges under the names that the test looks for"
 _DEVICE = "the test has tensors of device 0 on rank 1, and ProcessGroupNCCL2 takes those of the group's device only"

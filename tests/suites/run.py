@@ -104,7 +104,7 @@ CONFIGURATIONS = {
     "nccl": Configuration(
         told="nccl",
         ranks=2,
-        at_least=134,
+        at_least=136,
         smoke=(
             "test_all_reduce_sum_cuda_async",
             "test_all_to_all_cuda",
