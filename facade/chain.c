@@ -1,7 +1,11 @@
-/* chain.c: how the jobs of a group call run. What a rank joins, or does on host memory, may wait for its peers, and these may be
- * other communicators of the same group call, so jobs have a thread each. Jobs that issue into one stream of a device are a chain:
- * one thread issues them in the order of the calls, because a stream that holds the operations of two communicators in another order
- * than that of a peer holds up both for ever. GroupEnd() runs a single chain itself. A chain of communicators that do not block has a
+/* chain.c: how the jobs of a group call run. What a rank joins, or does on host memory, may wait for its peers, and
+ * these may be
+ * other communicators of the same group call, so jobs have a thread each. Jobs that issue into one stream of a device
+ * are a chain:
+ * one thread issues them in the order of the calls, because a stream that holds the operations of two communicators in
+ * another order
+ * than that of a peer holds up both for ever. GroupEnd() runs a single chain itself. A chain of communicators that do
+ * not block has a
  * thread that nobody waits for. */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -37,7 +41,8 @@ static void *thread_of(void *argument) {
   return NULL;
 }
 
-/* Starts a thread for a chain, on which no signal handler of the program runs. A chain that nobody waits for may be gone when it
+/* Starts a thread for a chain, on which no signal handler of the program runs. A chain that nobody waits for may be
+ * gone when it
  * returns. */
 static bool start(job *first, pthread_t *thread) {
   sigset_t all, before;
@@ -76,7 +81,8 @@ static bool share_a_stream(const job *a, const job *b) {
   return false;
 }
 
-/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head of its chain. */
+/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head
+ * of its chain. */
 int jobs_make_chains(job *list) {
   for (job *j = list; j != NULL; j = j->next) {
     j->first = j;
@@ -188,7 +194,8 @@ static facade_result run_all(job *list) {
   return result;
 }
 
-/* Communicators are made first: the vendors do not permit their use in the same group call. Where one could not be made, nothing is issued. */
+/* Communicators are made first: the vendors do not permit their use in the same group call. Where one could not be
+ * made, nothing is issued. */
 facade_result jobs_run(job *list) {
   job *made = NULL, *used = NULL, **made_end = &made, **used_end = &used;
   for (job *j = list; j != NULL; j = j->next) {

@@ -1,8 +1,11 @@
 /* comm.c: communicators, which are groups of the core with what the vendor's interface asks for besides.
  *
- * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a call holds its
- * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits until nobody touches
- * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses it afterwards. */
+ * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a
+ * call holds its
+ * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits
+ * until nobody touches
+ * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses
+ * it afterwards. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +16,8 @@ pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 static comm_t all;
 
-/* A child of a fork has none of the threads that use a communicator, and may not wait for them. It can end its parent's communicators
+/* A child of a fork has none of the threads that use a communicator, and may not wait for them. It can end its parent's
+ * communicators
  * for itself and is refused everything else, before it takes another lock than these two. */
 static bool forked;
 
@@ -304,7 +308,8 @@ void comm_place(comm_t comm, bool known, sagecomm_op *op) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-/* Whether a split or shrink of it goes on that it does not wait for: NCCL's users ask the parent whether the new communicator is ready.
+/* Whether a split or shrink of it goes on that it does not wait for: NCCL's users ask the parent whether the new
+ * communicator is ready.
  * Requires: the lock. */
 static bool makes_in_background(comm_t comm) {
   for (job *j = comm->deriving; j != NULL && !comm->blocking; j = j->derives_next) {

@@ -8,7 +8,8 @@ static facade_result driver_failed(comm_t comm, const char *what, int code) {
   return fail(comm, RESULT_DRIVER, "sagecomm: %s: " FACADE_DRIVER " returned error %d", what, code);
 }
 
-/* An operation on host memory happens inside the call. In a process that uses a device it comes behind what its stream holds, because that
+/* An operation on host memory happens inside the call. In a process that uses a device it comes behind what its stream
+ * holds, because that
  * memory may be pinned. */
 static facade_result before_host(comm_t comm, const call *c) {
   if (driver_captures(c->op.stream)) {

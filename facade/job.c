@@ -30,7 +30,8 @@ static void cancel(job *j, int32_t why) {
   if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
 }
 
-/* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here on has failed,
+/* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here
+ * on has failed,
  * also where the shrink waits for its thread. Splits and shrinks that go on are such operations. Requires: the lock. */
 static void give_up(job *j) {
   j->comm->given_up++;
@@ -86,7 +87,8 @@ void job_ended(job *j) {
   }
   j->derives = j->in_progress = j->listed = false;
   comm_t *held = j->child != NULL ? &j->child : &j->comm;
-  if (tells && (*held)->holders > 1) { /* so a user who has the result ends the communicator, and no thread of the library later */
+  if (tells && (*held)->holders >
+                   1) { /* so a user who has the result ends the communicator, and no thread of the library later */
     (*held)->holders--;
     *held = NULL;
   }
@@ -120,8 +122,10 @@ void split_dropped(job *j, const char *reason) {
   if (aborts) core()->group_abort(comm_group(j->comm), reason, &err); /* fails only if it has ended */
 }
 
-/* Whether the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. A shrink that
- * aborts ends the splits before it, some of whose ranks may not come, by its abort of the parent. Requires: the lock. */
+/* Whether the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same
+ * order. A shrink that
+ * aborts ends the splits before it, some of whose ranks may not come, by its abort of the parent. Requires: the lock.
+ * */
 static bool may_go_on(const job *j) {
   for (const job *each = j->comm->deriving; each != j; each = each->derives_next) {
     if (!j->aborts || each->kind != JOB_SPLIT) return false;
@@ -146,8 +150,9 @@ static facade_result await_turn(job *j) {
           ? fail(job_told_by(j), RESULT_REMOTE, FACADE_ANOTHER_FAILED)
           : fail(job_told_by(j), RESULT_USAGE,
                  "sagecomm: the communicator was aborted before its split, shrink or finalization began");
-  if (!given_up_for) split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
-                                               : "the new communicator was aborted before its split began");
+  if (!given_up_for)
+    split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
+                                                 : "the new communicator was aborted before its split began");
   if (j->blocking) join_dropped(j);
   return result;
 }
@@ -162,8 +167,10 @@ void job_free(job *j) {
   free(j);
 }
 
-/* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which its first
- * operation is. Operations on host memory before come behind their streams in the context of the thread that called them. */
+/* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which
+ * its first
+ * operation is. Operations on host memory before come behind their streams in the context of the thread that called
+ * them. */
 static void *context_of(const job *j) {
   comm_t comm = job_told_by(j);
   pthread_mutex_lock(&comm_lock);

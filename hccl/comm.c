@@ -9,7 +9,8 @@
 /* The engine of Huawei's library must not call this one: internal/engine/hccl looks for this symbol. */
 int sagecomm_hccl_facade = 1;
 
-/* HCCL has no function that gives the text of an error, so each text is printed. CANN's own setting for no messages holds here too. */
+/* HCCL has no function that gives the text of an error, so each text is printed. CANN's own setting for no messages
+ * holds here too. */
 void facade_print(const char *text) {
   enum { NONE = 4 };
   const char *level = getenv("ASCEND_GLOBAL_LOG_LEVEL");

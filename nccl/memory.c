@@ -1,4 +1,5 @@
-/* memory.c: ncclMemAlloc(), registration, windows, and what communicators give back while they exist. The core needs the next two not, and
+/* memory.c: ncclMemAlloc(), registration, windows, and what communicators give back while they exist. The core needs
+ * the next two not, and
  * keeps its memory, so they are accepted and do nothing. */
 #include <stdlib.h>
 

@@ -1,10 +1,12 @@
-/* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
+/* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one
+ * case on host memory.
  * Usage: nccl_cases texts|finalizes|watched|derives|itself|leaves|shrinks|shrunk|turbomind RANKS */
 #include "nccl_play.h"
 
 #include <dlfcn.h>
 
-/* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without a communicator, if
+/* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without
+ * a communicator, if
  * that has none that is newer. */
 static void texts(int size) {
   ncclComm_t comm = communicator(size, 0);
@@ -72,7 +74,8 @@ static void *watch(void *comm) {
   return NULL;
 }
 
-/* A finalization that goes well is no error to a thread that asks for errors meanwhile, and the question is none to the finalization. */
+/* A finalization that goes well is no error to a thread that asks for errors meanwhile, and the question is none to the
+ * finalization. */
 static void watched(int size) {
   for (int i = 0; i < 30; i++) {
     ncclComm_t comm = communicator(size, 1);
@@ -87,7 +90,8 @@ static void watched(int size) {
   }
 }
 
-/* A split and a shrink that do not block: the parent is in progress until the new communicator can be used, which has no size before. */
+/* A split and a shrink that do not block: the parent is in progress until the new communicator can be used, which has
+ * no size before. */
 static void derives(int size) {
   ncclComm_t comm = communicator(size, 0), child = NULL;
   int last = size - 1, n = -1;
@@ -243,7 +247,8 @@ static void shrinks(int size) {
   OK(ncclCommAbort(comm));
 }
 
-/* A communicator is shrunk with an abort. Rank 0 has an operation then; the others call theirs behind the shrink, `at_once` or when the
+/* A communicator is shrunk with an abort. Rank 0 has an operation then; the others call theirs behind the shrink,
+ * `at_once` or when the
  * new communicator is ready. Only the call that began before is no error. */
 static void calls_behind_a_shrink(int size, bool at_once) {
   int last = size - 1;
@@ -378,8 +383,8 @@ static void turbomind(int size) {
   for (int rank = 0; rank < size; rank++) CHECK(pthread_join(thread[rank], NULL) == 0);
 }
 
-static const struct play cases[] = {{"texts", texts},        {"finalizes", finalizes}, {"watched", watched}, {"derives", derives}, {"itself", itself},
-                                    {"leaves", leaves},      {"shrinks", shrinks},     {"shrunk", shrunk},
-                                    {"turbomind", turbomind}};
+static const struct play cases[] = {{"texts", texts},     {"finalizes", finalizes}, {"watched", watched},
+                                    {"derives", derives}, {"itself", itself},       {"leaves", leaves},
+                                    {"shrinks", shrinks}, {"shrunk", shrunk},       {"turbomind", turbomind}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

@@ -1,4 +1,5 @@
-/* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
+/* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
+ * one case on host memory:
  * what a group call that fails leaves, and what a shrink that aborts has to do with other calls.
  * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|others|stuck|crosses RANKS */
 #include "nccl_play.h"
@@ -11,7 +12,8 @@ static ncclUniqueId damaged_id(void) {
   return id;
 }
 
-/* A split whose other ranks do not come ends when the join beside it fails. Half of an exchange cannot be taken back, so the parent fails. */
+/* A split whose other ranks do not come ends when the join beside it fails. Half of an exchange cannot be taken back,
+ * so the parent fails. */
 static void colors(int size) {
   for (int color = 0; color >= -1; color--) {
     ncclComm_t comm = communicator(size, 1), joined = NULL, child = NULL;
@@ -104,7 +106,8 @@ static void aborted(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-/* A group call in which a communicator cannot be made issues nothing. One that was made by then stays, for its user to end. */
+/* A group call in which a communicator cannot be made issues nothing. One that was made by then stays, for its user to
+ * end. */
 static void issues(int size) {
   (void)size;
   ncclUniqueId id;
@@ -297,9 +300,9 @@ static void crosses(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-static const struct play cases[] = {
-    {"colors", colors}, {"colorless", colorless}, {"queued", queued}, {"aborted", aborted}, {"issues", issues},
-    {"beside", beside}, {"collected", collected}, {"late", late},     {"others", others},   {"stuck", stuck},
-    {"crosses", crosses}};
+static const struct play cases[] = {{"colors", colors},       {"colorless", colorless}, {"queued", queued},
+                                    {"aborted", aborted},     {"issues", issues},       {"beside", beside},
+                                    {"collected", collected}, {"late", late},           {"others", others},
+                                    {"stuck", stuck},         {"crosses", crosses}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

@@ -1,6 +1,8 @@
-/* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
+/* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
+ * one case on host memory:
  * a wrong call is refused on the rank that makes it, no other communicator waits for it, and none is harmed.
- * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints RANKS */
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints RANKS
+ * */
 #include "nccl_play.h"
 
 static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
@@ -109,7 +111,8 @@ static void reductions(int size) {
   OK(ncclCommDestroy(other));
 }
 
-/* The text of a communicator's state stays that of the call which has failed, whatever is refused later, and is not that of another one. */
+/* The text of a communicator's state stays that of the call which has failed, whatever is refused later, and is not
+ * that of another one. */
 static void states(int size) {
   ncclComm_t comm = communicator(size, 0), other = communicator(size, 1);
   static const char *const cause = "all_reduce";

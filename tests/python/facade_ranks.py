@@ -494,9 +494,16 @@ def aborts_beside_graphs(rank: int, size: int, store: str, kept: bool) -> str:
     return text
 
 
+def reduce_all(library: Library, comm: ctypes.c_void_p, tensors: list[torch.Tensor]) -> None:
+    library.call("ncclGroupStart")
+    for t in tensors:
+        library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+    library.call("ncclGroupEnd")
+
+
 def memory_of_graphs(rank: int, size: int, store: str, told: bool) -> int:
-    """Makes a communicator with a graph, destroys both, and so on. Returns how many bytes of the device are gone: as soon
-    as they are fewer than two communicators have, where the driver tells of the end of graphs."""
+    """Makes a communicator with a graph, destroys both, and so on. Returns how many bytes of the device are gone: as
+    soon as they are fewer than two communicators have, where the driver tells of the end of graphs."""
     torch.cuda.set_device(rank % torch.cuda.device_count())
     library, names = Library(), dist.FileStore(store, size)
     first = 0
@@ -505,18 +512,11 @@ def memory_of_graphs(rank: int, size: int, store: str, told: bool) -> int:
             names.set(f"id {cycle}", library.unique_id())
         comm = library.communicator(size, names.get(f"id {cycle}"), rank)
         tensors = [mine_of(rank) for _ in range(2)]
-
-        def reduce() -> None:
-            library.call("ncclGroupStart")
-            for t in tensors:
-                library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
-            library.call("ncclGroupEnd")
-
-        reduce()
+        reduce_all(library, comm, tensors)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            reduce()
+            reduce_all(library, comm, tensors)
         graph.replay()
         torch.cuda.synchronize()
         graph.reset()

@@ -1,5 +1,5 @@
-"""torch's tests of its backend nccl, `test_c10d_nccl.py` of `test/distributed` of its repository, which no wheel has. Those run whose
-ranks are processes. run.py sets the variable that it reads:
+"""torch's tests of its backend nccl, `test_c10d_nccl.py` of `test/distributed` of its repository, which no wheel has.
+Those run whose ranks are processes. run.py sets the variable that it reads:
 
     TORCH_TESTS      the folder `test/distributed`, of the commit of the installed torch or one near it
 """

@@ -7,8 +7,8 @@
     python tests/suites/run.py cuda --compare           both, and whether all that passes on gloo passes on sagecomm
 
 Where tests are told "sagecomm", those run whose skip has no other reason than the name, on gloo as well. The
-configurations whose names begin with "backends" need files of torch's repository: the variable TORCH_TESTS names their
-folder, `test/distributed`.
+configurations c10d_nccl, and those whose names begin with "backends", need files of torch's repository: the variable
+TORCH_TESTS names their folder, `test/distributed`.
 """
 
 from __future__ import annotations
