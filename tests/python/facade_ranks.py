@@ -494,6 +494,23 @@ def aborts_beside_graphs(rank: int, size: int, store: str, kept: bool) -> str:
     return text
 
 
+def memory_of_threads(rank: int, size: int, store: str) -> None:
+    """Memory that a thread without a context has allocated is that of the first device, and such a thread gives it back."""
+    torch.cuda.set_device(0)
+    torch.cuda.init()
+    mine_of(rank)
+    library, at = Library(), ctypes.c_void_p()
+    with ThreadPoolExecutor(1) as pool:
+        before = torch.cuda.mem_get_info()[0]
+        pool.submit(library.call, "ncclMemAlloc", ctypes.byref(at), SLOTS).result()
+        assert before - torch.cuda.mem_get_info()[0] >= SLOTS
+        library.call("ncclMemFree", at)
+        assert torch.cuda.mem_get_info()[0] == before
+        library.call("ncclMemAlloc", ctypes.byref(at), SLOTS)
+        pool.submit(library.call, "ncclMemFree", at).result()
+        assert torch.cuda.mem_get_info()[0] == before
+
+
 def reduce_all(library: Library, comm: ctypes.c_void_p, tensors: list[torch.Tensor]) -> None:
     library.call("ncclGroupStart")
     for t in tensors:

@@ -149,6 +149,10 @@ def test_memory_of_graphs_that_are_gone(facade_bed: CudaBed, told: bool) -> None
         assert gone < 2 * SLOTS if told else gone >= 4 * SLOTS, gone
 
 
+def test_memory_of_threads(facade_bed: CudaBed) -> None:
+    facade_bed.ranks("facade_ranks:memory_of_threads", 1, **SETTINGS)
+
+
 @pytest.mark.parametrize("engine", quickly(["staged"], ["staged", "cuda"]))
 def test_a_rank_sends_to_itself(facade_bed: CudaBed, engine: str) -> None:
     for text in facade_bed.ranks("facade_ranks:to_itself", 2, **SETTINGS, SAGECOMM_ENGINE=engine):
