@@ -495,7 +495,7 @@ def aborts_beside_graphs(rank: int, size: int, store: str, kept: bool) -> str:
 
 
 def memory_of_threads(rank: int, size: int, store: str) -> None:
-    """Memory that a thread without a context has allocated is that of the first device, and such a thread gives it back."""
+    """Memory that a thread without a context has allocated is that of device 0, and such a thread gives it back."""
     torch.cuda.set_device(0)
     torch.cuda.init()
     mine_of(rank)

@@ -139,8 +139,9 @@ func (c *graphCaller) relaxed(f func()) {
 	}
 }
 
-// Destroy implements Member. A communicator that graphs use is not destroyed, unless the driver tells soon that they are gone. It is aborted later, so that a graph that is launched then does
-// not wait for its peers for ever: not at once, since nobody tells whether graphs of this rank and of its peers are running.
+// Destroy implements Member. A communicator that graphs use is not destroyed, unless the driver tells soon that they are gone. It is aborted
+// later, so that a graph that is launched then does not wait for its peers for ever: not at once, since nobody tells whether graphs of this
+// rank and of its peers are running.
 // In a process that ends, those of this rank are of no use any more. It waits for the peers only: threads of this process still send what its
 // kernels have left to them. The abort ends kernels at once, and the end of the graphs, which comes with their objects, is waited for by nobody.
 func (c *graphCaller) Destroy() {
