@@ -279,6 +279,11 @@ $(vllm)/.ready: $(root)/requirements-vllm.txt $(root)/tools/test-vllm $(root)/te
 	$(root)/tools/test-vllm --install $(vllm)
 	@touch $@
 
+# What programs need of NCCL and HCCL, by their wheels. It needs a package index, and is for changes of the versions that are listed.
+.PHONY: check-symbols
+check-symbols: $(venv)/.ready ## compare the lists of functions of NCCL and HCCL with the wheels that they are of
+	$(py) $(root)/tools/check-symbols $(root)/build/wheels
+
 .PHONY: wheel test-wheel
 wheel: compilers $(venv)/.ready ## build the wheel into dist
 	@rm -rf $(root)/dist $(root)/torch_ext/build/lib* $(root)/torch_ext/build/bdist*

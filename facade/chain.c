@@ -1,7 +1,11 @@
-/* chain.c: how the jobs of a group call run. What a rank joins, or does on host memory, may wait for its peers, and these may be
- * other communicators of the same group call, so jobs have a thread each. Jobs that issue into one stream of a device are a chain:
- * one thread issues them in the order of the calls, because a stream that holds the operations of two communicators in another order
- * than that of a peer holds up both for ever. GroupEnd() runs a single chain itself. A chain of communicators that do not block has a
+/* chain.c: how the jobs of a group call run. What a rank joins, or does on host memory, may wait for its peers, and
+ * these may be
+ * other communicators of the same group call, so jobs have a thread each. Jobs that issue into one stream of a device
+ * are a chain:
+ * one thread issues them in the order of the calls, because a stream that holds the operations of two communicators in
+ * another order
+ * than that of a peer holds up both for ever. GroupEnd() runs a single chain itself. A chain of communicators that do
+ * not block has a
  * thread that nobody waits for. */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -15,12 +19,7 @@ static void run(job *j) {
   j->result = job_run(j);
   if (j->result != RESULT_OK) memcpy(j->text, last_error(), sizeof j->text);
   if (j->result != RESULT_OK && job_makes(j)) j->follows = !jobs_end_batch(j);
-  job_ended(j); /* before its user hears of the end */
-  if (j->blocking) return;
-  if (j->result != RESULT_OK) publish_error();
-  comm_t told = job_told_by(j);
-  scr_note_released(told);
-  comm_set_state(told, j->result, j->given_up);
+  job_ended(j);
 }
 
 /* Runs a chain. Whoever waits for a job frees it. */
@@ -42,7 +41,8 @@ static void *thread_of(void *argument) {
   return NULL;
 }
 
-/* Starts a thread for a chain, on which no signal handler of the program runs. A chain that nobody waits for may be gone when it
+/* Starts a thread for a chain, on which no signal handler of the program runs. A chain that nobody waits for may be
+ * gone when it
  * returns. */
 static bool start(job *first, pthread_t *thread) {
   sigset_t all, before;
@@ -58,7 +58,6 @@ static void without_thread(job *j) {
   j->result = fail(job_told_by(j), RESULT_SYSTEM,
                    "sagecomm: no thread could be started for a communicator of a group call: look at `ulimit -u`");
   memcpy(j->text, last_error(), sizeof j->text);
-  if (!j->blocking) publish_error();
   if (job_makes(j)) jobs_end_batch(j);
   split_dropped(j, "no thread could be started for its split");
   if (j->blocking && job_makes(j)) join_dropped(j);
@@ -73,7 +72,7 @@ static bool share_a_stream(const job *a, const job *b) {
     if (one->device_type == SAGECOMM_HOST) continue;
     for (int k = 0; k < b->n_calls; k++) {
       const sagecomm_op *other = &b->calls[k].op;
-      if (one->stream == other->stream && one->device_type == other->device_type &&
+      if (same_stream(one->stream, other->stream) && one->device_type == other->device_type &&
           one->device_index == other->device_index) {
         return true;
       }
@@ -82,7 +81,8 @@ static bool share_a_stream(const job *a, const job *b) {
   return false;
 }
 
-/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head of its chain. */
+/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head
+ * of its chain. */
 int jobs_make_chains(job *list) {
   for (job *j = list; j != NULL; j = j->next) {
     j->first = j;
@@ -129,10 +129,7 @@ static facade_result run_all(job *list) {
   uint64_t batch = 0;
   for (job *j = list; j != NULL; j = j->next) {
     job_begin(j, list->next != NULL ? &batch : NULL);
-    if (!j->blocking) {
-      comm_set_state(job_told_by(j), RESULT_IN_PROGRESS, j->given_up);
-      add_result(&result, RESULT_IN_PROGRESS);
-    }
+    if (!j->blocking) add_result(&result, RESULT_IN_PROGRESS);
   }
   /* A chain that runs may free its jobs that nobody waits for, so both lists are made of the rest first. */
   while (list != NULL) {
@@ -172,7 +169,6 @@ static facade_result run_all(job *list) {
       without_thread(j);
       if (j->blocking) continue;
       add_result(&result, j->result);
-      comm_set_state(job_told_by(j), j->result, j->given_up);
       job_free(j);
     }
   }
@@ -184,7 +180,9 @@ static facade_result run_all(job *list) {
   for (int follows = 0; follows < 2; follows++) { /* what has failed first is the cause */
     for (job *j = waited; j != NULL; j = j->next) {
       if (j->follows != follows) continue;
-      if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) remember(j->result, j->text);
+      if (j->result != RESULT_OK && (result == RESULT_OK || result == RESULT_IN_PROGRESS)) {
+        remember(job_told_by(j), j->result, j->text);
+      }
       add_result(&result, j->result);
     }
   }
@@ -196,7 +194,8 @@ static facade_result run_all(job *list) {
   return result;
 }
 
-/* Communicators are made first: the vendors do not permit their use in the same group call. Where one could not be made, nothing is issued. */
+/* Communicators are made first: the vendors do not permit their use in the same group call. Where one could not be
+ * made, nothing is issued. */
 facade_result jobs_run(job *list) {
   job *made = NULL, *used = NULL, **made_end = &made, **used_end = &used;
   for (job *j = list; j != NULL; j = j->next) {

@@ -1,8 +1,11 @@
 /* comm.c: communicators, which are groups of the core with what the vendor's interface asks for besides.
  *
- * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a call holds its
- * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits until nobody touches
- * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses it afterwards. */
+ * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a
+ * call holds its
+ * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits
+ * until nobody touches
+ * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses
+ * it afterwards. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +16,8 @@ pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 static comm_t all;
 
-/* A child of a fork has none of the threads that use a communicator, and may not wait for them. It can end its parent's communicators
+/* A child of a fork has none of the threads that use a communicator, and may not wait for them. It can end its parent's
+ * communicators
  * for itself and is refused everything else, before it takes another lock than these two. */
 static bool forked;
 
@@ -97,27 +101,33 @@ void comm_hold_again(comm_t comm) {
   pthread_mutex_unlock(&comm_lock);
 }
 
-static facade_result unusable(const char *function) {
-  return fail(NULL, RESULT_USAGE,
+static facade_result unusable(comm_t comm, const char *function) {
+  return fail(comm, RESULT_USAGE,
               "sagecomm: %s: the communicator was finalized, or the group call that makes it has not ended", function);
+}
+
+/* Returns RESULT_OK if a communicator is ready, or the last error says why not. Requires: it is held. */
+static facade_result ready(comm_t comm, const char *function) {
+  pthread_mutex_lock(&comm_lock);
+  facade_result result = comm->state;
+  bool joined = comm->group != 0 && !comm->finalizing;
+  char text[TEXT_BYTES];
+  if (result != RESULT_OK && result != RESULT_IN_PROGRESS) memcpy(text, comm->state_text, sizeof text);
+  pthread_mutex_unlock(&comm_lock);
+  if (result == RESULT_IN_PROGRESS) {
+    result = fail(comm, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
+  } else if (result != RESULT_OK) {
+    remember(comm, result, text); /* which a thread of the library may have had */
+  } else if (!joined) {
+    result = unusable(comm, function);
+  }
+  return result;
 }
 
 facade_result comm_enter(comm_t comm, const char *function) {
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
-  pthread_mutex_lock(&comm_lock);
-  result = comm->state;
-  bool joined = comm->group != 0 && !comm->finalizing;
-  char text[TEXT_BYTES];
-  if (result != RESULT_OK && result != RESULT_IN_PROGRESS) memcpy(text, comm->text, sizeof text);
-  pthread_mutex_unlock(&comm_lock);
-  if (result == RESULT_IN_PROGRESS) {
-    result = fail(NULL, RESULT_ARGUMENT, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
-  } else if (result != RESULT_OK) {
-    remember(result, text); /* which a thread of the library may have had */
-  } else if (!joined) {
-    result = unusable(function);
-  }
+  result = ready(comm, function);
   if (result != RESULT_OK) comm_release(comm);
   return result;
 }
@@ -187,10 +197,16 @@ facade_result comm_finish_group(comm_t comm) {
   sagecomm_error err = {0}, none;
   int32_t status = core()->group_finish(group, &err);
   facade_result result = status < 0 ? failed(comm, status, &err) : RESULT_OK;
+  pthread_mutex_lock(&comm_lock);
+  comm->finished = true; /* before the group ends, whose errors are no concern of the user's any more */
+  if (result != RESULT_OK) {
+    comm->state = result;
+    memcpy(comm->state_text, last_error(), sizeof comm->state_text);
+  }
+  pthread_mutex_unlock(&comm_lock);
   core()->group_destroy(group, &none);
   pthread_mutex_lock(&comm_lock);
   comm->group = 0;
-  if (result != RESULT_OK) comm->state = result; /* also where it blocks: there is no group to ask any more */
   pthread_mutex_unlock(&comm_lock);
   return result;
 }
@@ -204,9 +220,27 @@ static bool set_finalizing(comm_t comm, bool finalizing) {
   return changes;
 }
 
+/* As with NCCL, it is a wrong argument, and other calls are a wrong usage. */
+static facade_result finalized_already(comm_t comm, const char *function) {
+  return fail(comm, RESULT_ARGUMENT, "sagecomm: %s: the communicator was finalized already", function);
+}
+
+static bool was_finalized(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool was = comm->finalizing && comm->state == RESULT_OK;
+  pthread_mutex_unlock(&comm_lock);
+  return was;
+}
+
 facade_result comm_finalize(comm_t comm, const char *function) {
-  facade_result result = comm_enter(comm, function);
+  facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
+  result = ready(comm, function);
+  if (result == RESULT_USAGE && was_finalized(comm)) result = finalized_already(comm, function);
+  if (result != RESULT_OK) {
+    comm_release(comm);
+    return result;
+  }
   job *j = calloc(1, sizeof *j);
   if (j == NULL) {
     comm_release(comm);
@@ -216,16 +250,18 @@ facade_result comm_finalize(comm_t comm, const char *function) {
   j->comm = comm; /* with the hold */
   j->blocking = comm->blocking;
   if (!set_finalizing(comm, true)) { /* two threads may both have entered */
+    result = finalized_already(comm, function);
     job_free(j);
-    return unusable(function);
+    return result;
   }
   if (job_derive(j)) return job_now(j);
   set_finalizing(comm, false);
-  job_free(j);
-  return fail(
-      NULL, RESULT_USAGE,
+  result = fail(
+      comm, RESULT_USAGE,
       "sagecomm: %s: a call, split or shrink of this communicator is in the same group call: finalize it afterwards",
       function);
+  job_free(j);
+  return result;
 }
 
 bool comm_usable(comm_t comm) {
@@ -235,20 +271,10 @@ bool comm_usable(comm_t comm) {
   return usable;
 }
 
-bool comm_give_up(comm_t comm) {
-  pthread_mutex_lock(&comm_lock);
-  comm->given_up++;
-  comm->state_given_up = true;
-  bool calls = comm->in_progress > 0;
-  pthread_mutex_unlock(&comm_lock);
-  return calls;
-}
-
-void comm_set_state(comm_t comm, facade_result state, int given_up) {
-  pthread_mutex_lock(&comm_lock);
+void comm_set_state(comm_t comm, facade_result state, int given_up, const char *text) {
   comm->state = state;
+  if (state != RESULT_OK && state != RESULT_IN_PROGRESS) memcpy(comm->state_text, text, sizeof comm->state_text);
   comm->state_given_up = given_up != comm->given_up;
-  pthread_mutex_unlock(&comm_lock);
 }
 
 bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size) {
@@ -282,15 +308,36 @@ void comm_place(comm_t comm, bool known, sagecomm_op *op) {
   pthread_mutex_unlock(&comm_lock);
 }
 
+/* Whether a split or shrink of it goes on that it does not wait for: NCCL's users ask the parent whether the new
+ * communicator is ready.
+ * Requires: the lock. */
+static bool makes_in_background(comm_t comm) {
+  for (job *j = comm->deriving; j != NULL && !comm->blocking; j = j->derives_next) {
+    if (j->listed && !j->blocking && job_makes(j)) return true;
+  }
+  return false;
+}
+
+static bool asks_group(comm_t comm) {
+  pthread_mutex_lock(&comm_lock);
+  bool asks = !comm->finished;
+  pthread_mutex_unlock(&comm_lock);
+  return asks;
+}
+
 facade_result comm_state(comm_t comm, const char *function, facade_result *error) {
   if (error == NULL) return fail(NULL, RESULT_NULL, "sagecomm: %s: asyncError is NULL", function);
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
   pthread_mutex_lock(&comm_lock);
   *error = comm->state;
-  sagecomm_group group = comm->group;
+  char text[TEXT_BYTES];
+  if (*error != RESULT_OK && *error != RESULT_IN_PROGRESS) memcpy(text, comm->state_text, sizeof text);
+  sagecomm_group group = comm->finished ? 0 : comm->group;
   bool masked = comm->given_up > 0 && (*error == RESULT_OK || (*error == RESULT_REMOTE && comm->state_given_up));
+  bool derives = makes_in_background(comm);
   pthread_mutex_unlock(&comm_lock);
+  bool own = *error != RESULT_OK && *error != RESULT_IN_PROGRESS; /* an error of `state` */
   if (*error == RESULT_OK || masked) {
     scr_note_acquired(comm); /* what a thread of this library has done for it */
     sagecomm_error err = {0};
@@ -298,10 +345,14 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
     sagecomm_error none;
     if (masked && status == SAGECOMM_ABORTED && core()->group_shrunk(group, &none) == 1) {
       *error = RESULT_OK;
-    } else if (status < 0 && comm_group(comm) == group) { /* it was not finalized meanwhile */
+      own = false;
+    } else if (status < 0 && asks_group(comm)) { /* it was not finalized meanwhile */
       *error = failed(comm, status, &err);
+      own = false;
     }
   }
+  if (own) remember(comm, *error, text);
+  if (*error == RESULT_OK && derives) *error = RESULT_IN_PROGRESS;
   comm_release(comm);
   return RESULT_OK;
 }
@@ -311,8 +362,14 @@ facade_result comm_ask(comm_t comm, const char *function, int what, int *answer)
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
   pthread_mutex_lock(&comm_lock);
-  *answer = what == ASK_SIZE ? comm->size : what == ASK_RANK ? comm->rank : comm->device;
+  bool known = what == ASK_DEVICE || comm->size > 0; /* a split or shrink knows its place when it has joined */
+  int found = what == ASK_SIZE ? comm->size : what == ASK_RANK ? comm->rank : comm->device;
   pthread_mutex_unlock(&comm_lock);
+  if (known) {
+    *answer = found;
+  } else {
+    result = ready(comm, function);
+  }
   comm_release(comm);
-  return RESULT_OK;
+  return result;
 }

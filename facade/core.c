@@ -14,13 +14,15 @@
 static _Thread_local char last[TEXT_BYTES];
 static _Thread_local uint64_t last_number;
 static _Thread_local facade_result last_result;
+static _Thread_local comm_t last_comm; /* whose error it is, which may be gone; NULL: of none */
 static atomic_uint_least64_t errors;
 
 /* The last error of a job that nobody waits for; protected by the lock of comm.c. */
 static char published[TEXT_BYTES];
 static uint64_t published_number;
 
-/* A communicator's text may change meanwhile, so the caller gets a copy, which is valid until this thread asks again. */
+/* A communicator's text may change meanwhile, so the caller gets a copy, which is valid until this thread asks again.
+ * */
 static _Thread_local char shown[TEXT_BYTES];
 
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
@@ -37,12 +39,16 @@ static const sagecomm_api *functions_of(void *library) {
   return found;
 }
 
-/* Leaves all groups, so that peers do not take the end of a process that destroys no communicator for a failure. It does nothing in a
- * forked child, and nothing that is left to do after the backend `sagecomm` has done so. Exit handlers run in reverse order: this one
- * runs before those of the vendor's runtime, which the process has opened before. The library stays loaded until then (-z nodelete). */
+/* Leaves all groups, so that peers do not take the end of a process that destroys no communicator for a failure. It
+ * does nothing in a
+ * forked child, and nothing that is left to do after the backend `sagecomm` has done so. Exit handlers run in reverse
+ * order: this one
+ * runs before those of the vendor's runtime, which the process has opened before. The library stays loaded until then
+ * (-z nodelete). */
 static void say_goodbye(void) { api->shutdown(); }
 
-/* A process has one Go runtime: the core that it has loaded is used, whoever loaded it. Otherwise it is the one beside this library. */
+/* A process has one Go runtime: the core that it has loaded is used, whoever loaded it. Otherwise it is the one beside
+ * this library. */
 static void open_core(void) {
   void *library = dlopen("libsagecomm.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   char file[PATH_MAX], path[PATH_MAX + 16] = "libsagecomm.so";
@@ -83,10 +89,11 @@ const sagecomm_api *core(void) {
   return api;
 }
 
-void remember(facade_result result, const char *text) {
+void remember(comm_t comm, facade_result result, const char *text) {
   snprintf(last, sizeof last, "%s", text);
   last_number = atomic_fetch_add(&errors, 1) + 1;
   last_result = result;
+  last_comm = comm;
 }
 
 const char *last_error(void) { return last; }
@@ -108,7 +115,8 @@ const char *newest_error(comm_t comm) {
   pthread_mutex_lock(&comm_lock);
   const char *other = comm != NULL ? comm->text : published;
   uint64_t number = comm != NULL ? comm->text_number : published_number;
-  if (number > last_number) memcpy(shown, other, sizeof shown);
+  bool of_another = comm != NULL && last_comm != NULL && last_comm != comm;
+  if (number > (of_another ? 0 : last_number)) memcpy(shown, other, sizeof shown);
   pthread_mutex_unlock(&comm_lock);
   if (comm != NULL) comm_release(comm);
   return shown;
@@ -118,22 +126,37 @@ const char *error_behind(facade_result result) {
   return last_number != 0 && result == last_result ? own_error() : NULL;
 }
 
+/* Prints a text once as long as it is among the last ones. */
+static void print_once(const char *text) {
+  enum { REMEMBERED = 64 };
+  static uint64_t printed[REMEMBERED];
+  static unsigned next;
+  uint64_t hash = 14695981039346656037U; /* FNV-1a */
+  for (const char *c = text; *c != 0; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211U;
+  pthread_mutex_lock(&printing);
+  bool known = false;
+  for (int i = 0; i < REMEMBERED; i++) known = known || printed[i] == hash;
+  if (!known) {
+    printed[next++ % REMEMBERED] = hash;
+    facade_print(text);
+  }
+  pthread_mutex_unlock(&printing);
+}
+
 facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   char text[TEXT_BYTES]; /* `last` may be one of the arguments */
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  remember(result, text);
+  remember(comm, result, text);
   if (comm != NULL) {
     pthread_mutex_lock(&comm_lock);
     memcpy(comm->text, text, sizeof comm->text);
     comm->text_number = last_number;
     pthread_mutex_unlock(&comm_lock);
   }
-  pthread_mutex_lock(&printing);
-  facade_print(text);
-  pthread_mutex_unlock(&printing);
+  print_once(text);
   return result;
 }
 

@@ -1,5 +1,7 @@
-/* facade.h: the frame of the libraries that stand where a vendor's collectives library stands (docs/nccl.md, docs/hccl.md). It
- * translates calls of such a library into calls of the core's C ABI (export/sagecomm.h) and decides nothing. It is compiled once for
+/* facade.h: the frame of the libraries that stand where a vendor's collectives library stands (docs/nccl.md,
+ * docs/hccl.md). It
+ * translates calls of such a library into calls of the core's C ABI (export/sagecomm.h) and decides nothing. It is
+ * compiled once for
  * each of them: nccl/ and hccl/ have an abi.h with the vendor's types and numbers, and the functions that they export.
  *
  *   core.c     opens the core, and gives its errors the vendor's numbers and texts
@@ -39,14 +41,16 @@ const sagecomm_api *core(void);
 /* Sets the last error of this thread, and of a communicator if there is one, and returns the result. */
 facade_result fail(comm_t comm, facade_result result, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* Makes a text of another thread the last error of this one. */
-void remember(facade_result result, const char *text);
+/* Makes a text of another thread the last error of this one, as an error of a communicator if there is one. */
+void remember(comm_t comm, facade_result result, const char *text);
 /* Returns the last error of this thread. */
 const char *last_error(void);
 /* Makes the last error of this thread, which has run a job that nobody waits for, known to all threads. */
 void publish_error(void);
-/* Returns a copy of the last error of this thread, or, if that is newer, of a communicator, or without one the last published error. It
- * is valid until this thread asks again. */
+/* Returns a copy of the last error of this thread, or, if that is newer, of a communicator, or without one the last
+ * published error. An
+ * error of another communicator is not shown for one that has had errors. The copy is valid until this thread asks
+ * again. */
 const char *newest_error(comm_t comm);
 /* Returns a copy of the last error of a thread whose last call gave this result; otherwise NULL. */
 const char *error_behind(facade_result result);
@@ -54,23 +58,27 @@ const char *error_behind(facade_result result);
 /* Returns the result for a status below zero of the core, with its text as the last error. */
 facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err);
 
-/* Returns whether this process has loaded a library since *then was set, 0 at first, and sets it. To look for a library that is not loaded
+/* Returns whether this process has loaded a library since *then was set, 0 at first, and sets it. To look for a library
+ * that is not loaded
  * takes the dynamic linker through all its folders. */
 bool loads_since(uint64_t *then);
 
 /* Makes a unique id. */
 facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
 
-/* Each of the libraries has the rest: its mark, by which an engine of the core knows that it must not call it; its file; and where its
+/* Each of the libraries has the rest: its mark, by which an engine of the core knows that it must not call it; its
+ * file; and where its
  * users look for errors. */
 extern int FACADE_MARK;
-void facade_print(const char *text);
+void facade_print(
+    const char *text); /* which is none of those that were printed last: users ask for a failure again and again */
 /* Held while facade_print() runs. */
 extern pthread_mutex_t printing;
 
 /* ---- driver.c of each library ---- */
 
-/* What the process has of the vendor's runtime. A process that has not loaded it uses no device, so nothing loads it here. */
+/* What the process has of the vendor's runtime. A process that has not loaded it uses no device, so nothing loads it
+ * here. */
 bool driver_present(void);
 /* Returns the current device of this thread, -1 if there is none. */
 int driver_device(void);
@@ -117,11 +125,13 @@ struct FACADE_COMM {
   int given_up;         /* how often it was shrunk with an abort, which is no error of calls that began before */
   bool state_given_up;  /* `state` is that of such a call */
   bool finalizing;      /* no call may begin; `group` becomes 0 when its end is complete */
+  bool finished;        /* by its finalization, whose result it has; its group is not asked for errors any more */
   struct job *deriving; /* its splits, shrinks and finalization, in the order of their calls; the first goes on */
   sagecomm_group group; /* 0: it has not joined yet */
   facade_result
       state; /* of one that does not block: RESULT_IN_PROGRESS, or how the last call ended; else how its finalization has failed */
-  char text[TEXT_BYTES]; /* its last error, and when that was in the order of all errors */
+  char state_text[TEXT_BYTES]; /* of `state`, where that is an error; `text` may be that of a later call */
+  char text[TEXT_BYTES];       /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
   uint8_t device_type; /* of the buffers of its last operation that had some; at first those of `device` */
   int32_t device_index;
@@ -141,25 +151,27 @@ void comm_hold_again(comm_t comm);
 facade_result comm_enter(comm_t comm, const char *function);
 /* Ends a hold. The last one destroys the group and frees the communicator. */
 void comm_release(comm_t comm);
-/* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread of this library
+/* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread
+ * of this library
  * touches buffers of its calls. */
 facade_result comm_end(comm_t comm, const char *function, const char *reason);
-/* Ends a communicator's group when its operations are complete, and the splits and shrinks that were called before: in this call, or,
- * where it does not block, on a thread. An abort ends the wait. Inside a group call it does not wait for the end of that. */
+/* Ends a communicator's group when its operations are complete, and the splits and shrinks that were called before: in
+ * this call, or,
+ * where it does not block, on a thread. An abort ends the wait. Inside a group call it does not wait for the end of
+ * that. */
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
-/* Notes that a communicator is shrunk and that its operations are to be aborted for that. Returns whether calls of it are in progress. */
-bool comm_give_up(comm_t comm);
 /* Whether it has joined and was not finalized. */
 bool comm_usable(comm_t comm);
 /* Ends a communicator that its user does not get, unless the user has ended it. */
 void comm_drop(comm_t comm);
-/* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is held. */
+/* Begins and ends what touches the buffers of calls. Returns false if the communicator was aborted. Requires: it is
+ * held. */
 bool comm_begin(comm_t comm);
 void comm_finish(comm_t comm);
-/* `given_up`: that of the job whose state it is. */
-void comm_set_state(comm_t comm, facade_result state, int given_up);
+/* `given_up`: that of the job whose state it is; `text`: that of an error, of TEXT_BYTES. Requires: the lock. */
+void comm_set_state(comm_t comm, facade_result state, int given_up, const char *text);
 /* Gives the group to a communicator that has joined. Returns false if it was destroyed meanwhile. */
 bool comm_joined(comm_t comm, sagecomm_group group, int rank, int size);
 /* Returns the group of a communicator, 0 if it has none. */
@@ -206,11 +218,12 @@ typedef struct job {
   char name[128];                /* of the new group */
   int *ranks;                    /* owned; shrink: those that are left out; subset: those that form the new group */
   int n_ranks;
-  uint64_t label; /* of a subset */
-  bool aborts;    /* a shrink that aborts its parent */
-  void *context;  /* of calls: that of the thread that called, NULL: it had none */
-  int device;     /* of that context */
-  call *calls;    /* owned */
+  uint64_t label;   /* of a subset */
+  bool aborts;      /* a shrink that aborts its parent */
+  bool calls_go_on; /* of such a shrink: calls of the parent were in progress when it began */
+  void *context;    /* of calls: that of the thread that called, NULL: it had none */
+  int device;       /* of that context */
+  call *calls;      /* owned */
   int n_calls, room;
   comm_t *made; /* where the user wants the new communicator; set to NULL if it cannot be made */
   bool blocking;
@@ -227,7 +240,9 @@ typedef struct job {
   int32_t cancelled; /* not 0: it is to end, CANCELLED_... */
   uint64_t batch;    /* the same for all that one group call makes, 0: it makes no other */
   bool follows;      /* of what makes a communicator: it has failed because another one of the same group call has */
-  bool derives;      /* it is in the list `deriving` of its communicator, until it has ended */
+  bool
+      given_up_for; /* a split or shrink that goes on when its parent is shrunk with an abort; set before `cancelled` */
+  bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
   char text[TEXT_BYTES];
@@ -235,15 +250,18 @@ typedef struct job {
 
 /* Adds a job to the group of this thread, or runs it if there is none. It owns the job. */
 facade_result job_submit(job *j);
-/* Adds a call to the group of this thread, or issues it if there is none; it owns the call's lists. Requires: the caller holds the
+/* Adds a call to the group of this thread, or issues it if there is none; it owns the call's lists. Requires: the
+ * caller holds the
  * communicator. */
 facade_result call_submit(comm_t comm, const char *function, call *c);
 facade_result out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 facade_result refused(facade_result result);
 
-/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same group call, or, for a
- * finalization, calls are: the ranks could not tell which is which, and a finalization would wait for what the group call begins. */
+/* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same
+ * group call, or, for a
+ * finalization, calls are: the ranks could not tell which is which, and a finalization would wait for what the group
+ * call begins. */
 bool job_derive(job *j);
 /* Whether the group of this thread has calls of a communicator. */
 bool calls_collected(comm_t comm);
@@ -257,6 +275,8 @@ bool group_drop(void);
 /* ---- job.c ---- */
 
 #define FACADE_ANOTHER_FAILED "sagecomm: another communicator of the same group call could not be made"
+#define FACADE_GIVEN_UP_FOR \
+  "sagecomm: the parent was shrunk meanwhile with an abort of its operations, and this is one of them"
 #define FACADE_REASON_ANOTHER "another group of the same call could not be made" /* as the core says it */
 
 /* Returns the communicator whose state tells how a job goes on. */
@@ -265,22 +285,28 @@ comm_t job_told_by(const job *j);
 bool job_makes(const job *j);
 /* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
 void job_take_place(job *j);
-/* Counts a job that is to run. Those that make communicators are of one group call: `batch` is 0 for the first of them, and the same for
+/* Counts a job that is to run, and if its user does not wait for it, its communicator is in progress. Those that make
+ * communicators are of one group call: `batch` is 0 for the first of them, and the same for
  * the others; NULL: there is one only. */
 void job_begin(job *j, uint64_t *batch);
-/* Takes a job that has ended off the counts and lists. */
+/* Takes a job that has ended off the counts and lists, and if its user does not wait for it, its communicator has its
+ * result from then on.
+ * Who sees that sees the job nowhere else. */
 void job_ended(job *j);
 /* Notes what is current on the thread that calls. */
 void job_note_context(job *j);
 /* Does what a job is for. */
 facade_result job_run(job *j);
-/* Aborts the parent of a split that ends before it begins: the peers would take the next split for this one. Does nothing for other jobs.
+/* Aborts the parent of a split that ends before it begins: the peers would take the next split for this one; and that
+ * of a shrink that was to
+ * abort it. Does nothing for other jobs.
  * Requires: the job has its place. */
 void split_dropped(job *j, const char *reason);
 void job_free(job *j);
 /* Ends the jobs that make a communicator, or wait to split, shrink or finalize it, because its user has ended it. */
 void jobs_cancel(comm_t comm);
-/* Ends what the same group call makes beside a job, because that has failed. Returns false if it was ended that way itself. */
+/* Ends what the same group call makes beside a job, because that has failed. Returns false if it was ended that way
+ * itself. */
 bool jobs_end_batch(job *j);
 
 /* ---- chain.c ---- */
@@ -289,7 +315,8 @@ bool jobs_end_batch(job *j);
 facade_result job_now(job *j);
 /* Runs the jobs of a group call and frees them. Returns the first error, or RESULT_IN_PROGRESS if one goes on. */
 facade_result jobs_run(job *list);
-/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head of its chain. */
+/* Makes chains of a list of jobs, in the order of the list. Returns how many there are; `first` of each job is the head
+ * of its chain. */
 int jobs_make_chains(job *list);
 
 /* ---- join.c ---- */
@@ -297,8 +324,10 @@ int jobs_make_chains(job *list);
 /* Makes the job of one rank that joins at an id, and its communicator, which *made becomes. */
 facade_result join_job(const char *function, comm_t *made, int size, const uint8_t *id, int rank, bool blocking,
                        job **j);
-/* Makes the job of a split, shrink or subset; it takes `ranks`. `with_child`: this rank is in the new group. NULL: no memory, or the
- * parent has another split or shrink in the same group call, and the last error says so. Subsets have labels, so there may be several. Requires: the caller holds the parent; the job has the hold then. */
+/* Makes the job of a split, shrink or subset; it takes `ranks`. `with_child`: this rank is in the new group. NULL: no
+ * memory, or the
+ * parent has another split or shrink in the same group call, and the last error says so. Subsets have labels, so there
+ * may be several. Requires: the caller holds the parent; the job has the hold then. */
 job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
                 comm_t *made);
 /* Makes a communicator for each rank of a group in this process. devices[i] is that of rank i; NULL: i. */
@@ -336,7 +365,8 @@ typedef struct request {
 /* Sets the reduction of a call; each of the libraries has its own. */
 facade_result facade_reduction(const request *r, comm_t comm, call *c);
 bool type_known(int type);
-/* Checks what the core cannot see, and fills in a call. Leaves `kind` SAGECOMM_KIND_COUNT where there is nothing to do. Requires: the
+/* Checks what the core cannot see, and fills in a call. Leaves `kind` SAGECOMM_KIND_COUNT where there is nothing to do.
+ * Requires: the
  * caller holds the communicator. */
 facade_result request_translate(const request *r, comm_t comm, call *c);
 facade_result request_submit(const request *r, comm_t comm);
@@ -347,6 +377,8 @@ facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *
 
 /* Issues calls of one communicator and waits for those on host memory. */
 facade_result calls_run(comm_t comm, call *calls, int n);
+/* Whether two handles are of one stream, on one device. */
+bool same_stream(const void *one, const void *other);
 /* Returns RESULT_OK, or why the core would refuse such calls on this rank. */
 facade_result calls_check(comm_t comm, const call *calls, int n);
 

@@ -1,4 +1,5 @@
-/* group.c: group calls. Between GroupStart() and the outermost GroupEnd() calls are collected in jobs, one for each communicator
+/* group.c: group calls. Between GroupStart() and the outermost GroupEnd() calls are collected in jobs, one for each
+ * communicator
  * that is used and one for each that is made. */
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +91,7 @@ static facade_result stream_of_thread(const char *function) {
 
 facade_result call_submit(comm_t comm, const char *function, call *c) {
   if (depth == 0 && comm->blocking) {
-    job alone = {.kind = JOB_CALLS, .comm = comm, .calls = c, .n_calls = 1};
+    job alone = {.kind = JOB_CALLS, .blocking = true, .comm = comm, .calls = c, .n_calls = 1};
     job_note_context(&alone);
     job_begin(&alone, NULL);
     facade_result result = job_run(&alone);
@@ -168,7 +169,8 @@ static facade_result check_streams(job *list) {
   return several ? stream_of_thread(FACADE_PREFIX "GroupEnd") : RESULT_OK;
 }
 
-/* Several communicators may wait for each other, so what one of them refuses must be known before another one begins. */
+/* Several communicators may wait for each other, so what one of them refuses must be known before another one begins.
+ * */
 static facade_result check_calls(const job *list) {
   int n = 0;
   for (const job *j = list; j != NULL; j = j->next) n += j->kind == JOB_CALLS;

@@ -8,7 +8,8 @@ static facade_result driver_failed(comm_t comm, const char *what, int code) {
   return fail(comm, RESULT_DRIVER, "sagecomm: %s: " FACADE_DRIVER " returned error %d", what, code);
 }
 
-/* An operation on host memory happens inside the call. In a process that uses a device it comes behind what its stream holds, because that
+/* An operation on host memory happens inside the call. In a process that uses a device it comes behind what its stream
+ * holds, because that
  * memory may be pinned. */
 static facade_result before_host(comm_t comm, const call *c) {
   if (driver_captures(c->op.stream)) {
@@ -18,13 +19,20 @@ static facade_result before_host(comm_t comm, const call *c) {
   return code == 0 ? RESULT_OK : driver_failed(comm, "waiting for the stream of an operation on host memory", code);
 }
 
+/* NULL and the handle of the default stream are one stream. */
+bool same_stream(const void *one, const void *other) {
+  bool defaults = (one == NULL || (uintptr_t)one == FACADE_STREAM_DEFAULT) &&
+                  (other == NULL || (uintptr_t)other == FACADE_STREAM_DEFAULT);
+  return one == other || (defaults && FACADE_STREAM_DEFAULT != 0);
+}
+
 /* Makes all streams of a group call one, the first, or lets them go on behind it. */
 static facade_result order_streams(comm_t comm, const call *calls, int n, bool before) {
   void *first = calls[0].op.stream;
   for (int i = 1; i < n; i++) {
     void *other = calls[i].op.stream;
-    bool done = other == first;
-    for (int k = 1; k < i && !done; k++) done = calls[k].op.stream == other;
+    bool done = same_stream(other, first);
+    for (int k = 1; k < i && !done; k++) done = same_stream(calls[k].op.stream, other);
     if (done) continue;
     int code = before ? driver_order(other, first) : driver_order(first, other);
     if (code != 0) return driver_failed(comm, "ordering the streams of a group call", code);

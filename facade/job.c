@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../internal/runner/annotate.h"
 #include "facade.h"
 
 /* The communicator whose state tells how a job goes on. The state of a parent is that of its own calls. */
@@ -24,9 +25,31 @@ bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FIN
 /* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
 static job *listed;
 
+/* A failure of the group call is heard after an abort too, because it ends more. Requires: the lock. */
+static void cancel(job *j, int32_t why) {
+  if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
+}
+
+/* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here
+ * on has failed,
+ * also where the shrink waits for its thread. Splits and shrinks that go on are such operations. Requires: the lock. */
+static void give_up(job *j) {
+  j->comm->given_up++;
+  j->comm->state_given_up = true;
+  j->calls_go_on = j->comm->in_progress > 0;
+  for (job *each = j->comm->deriving; each != j; each = each->derives_next) {
+    if (!each->listed || !job_makes(each)) continue;
+    j->calls_go_on = j->calls_go_on || each->kind == JOB_SPLIT;
+    each->given_up_for = true;
+    cancel(each, CANCELLED_BY_ABORT);
+  }
+  pthread_cond_broadcast(&turn);
+}
+
 void job_begin(job *j, uint64_t *batch) {
   static uint64_t batches;
   pthread_mutex_lock(&comm_lock);
+  if (j->aborts) give_up(j);
   j->given_up = job_told_by(j)->given_up;
   if (j->kind == JOB_CALLS) {
     j->comm->in_progress++;
@@ -39,12 +62,17 @@ void job_begin(job *j, uint64_t *batch) {
     listed = j;
     j->listed = true;
   }
+  if (!j->blocking) comm_set_state(job_told_by(j), RESULT_IN_PROGRESS, j->given_up, NULL);
   pthread_mutex_unlock(&comm_lock);
 }
 
 void job_ended(job *j) {
   if (!j->derives && !j->in_progress && !j->listed) return;
+  bool tells = !j->blocking && (j->in_progress || j->listed);
+  if (tells && j->result != RESULT_OK) publish_error();
+  if (tells) scr_note_released(job_told_by(j));
   pthread_mutex_lock(&comm_lock);
+  if (tells) comm_set_state(job_told_by(j), j->result, j->given_up, j->text);
   if (j->in_progress) j->comm->in_progress--;
   if (j->listed) {
     job **at = &listed;
@@ -58,12 +86,13 @@ void job_ended(job *j) {
     pthread_cond_broadcast(&turn);
   }
   j->derives = j->in_progress = j->listed = false;
+  comm_t *held = j->child != NULL ? &j->child : &j->comm;
+  if (tells && (*held)->holders >
+                   1) { /* so a user who has the result ends the communicator, and no thread of the library later */
+    (*held)->holders--;
+    *held = NULL;
+  }
   pthread_mutex_unlock(&comm_lock);
-}
-
-/* A failure of the group call is heard after an abort too, because it ends more. Requires: the lock. */
-static void cancel(job *j, int32_t why) {
-  if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
 }
 
 void jobs_cancel(comm_t comm) {
@@ -89,27 +118,41 @@ bool jobs_end_batch(job *j) {
 
 void split_dropped(job *j, const char *reason) {
   sagecomm_error err;
-  if (j->kind == JOB_SPLIT) core()->group_abort(comm_group(j->comm), reason, &err); /* fails only if it has ended */
+  bool aborts = j->kind == JOB_SPLIT || (j->aborts && j->calls_go_on);
+  if (aborts) core()->group_abort(comm_group(j->comm), reason, &err); /* fails only if it has ended */
 }
 
-/* Waits until the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same order. */
+/* Whether the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same
+ * order. A shrink that
+ * aborts ends the splits before it, some of whose ranks may not come, by its abort of the parent. Requires: the lock.
+ * */
+static bool may_go_on(const job *j) {
+  for (const job *each = j->comm->deriving; each != j; each = each->derives_next) {
+    if (!j->aborts || each->kind != JOB_SPLIT) return false;
+  }
+  return true;
+}
+
 static facade_result await_turn(job *j) {
   if (!j->derives) return RESULT_OK;
   pthread_mutex_lock(&comm_lock);
   int32_t ended = 0;
-  while (j->comm->deriving != j && ended == 0) {
+  while (!may_go_on(j) && ended == 0) {
     ended = j->cancelled;
     if (ended == 0) pthread_cond_wait(&turn, &comm_lock);
   }
   pthread_mutex_unlock(&comm_lock);
   if (ended == 0) return RESULT_OK;
+  bool given_up_for = j->given_up_for && ended == CANCELLED_BY_ABORT;
   facade_result result =
-      ended == CANCELLED_BY_GROUP
+      given_up_for ? fail(job_told_by(j), RESULT_REMOTE, FACADE_GIVEN_UP_FOR)
+      : ended == CANCELLED_BY_GROUP
           ? fail(job_told_by(j), RESULT_REMOTE, FACADE_ANOTHER_FAILED)
           : fail(job_told_by(j), RESULT_USAGE,
                  "sagecomm: the communicator was aborted before its split, shrink or finalization began");
-  split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
-                                               : "the new communicator was aborted before its split began");
+  if (!given_up_for)
+    split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
+                                                 : "the new communicator was aborted before its split began");
   if (j->blocking) join_dropped(j);
   return result;
 }
@@ -124,8 +167,10 @@ void job_free(job *j) {
   free(j);
 }
 
-/* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which its first
- * operation is. Operations on host memory before come behind their streams in the context of the thread that called them. */
+/* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which
+ * its first
+ * operation is. Operations on host memory before come behind their streams in the context of the thread that called
+ * them. */
 static void *context_of(const job *j) {
   comm_t comm = job_told_by(j);
   pthread_mutex_lock(&comm_lock);

@@ -1,4 +1,5 @@
-/* join.c: jobs that make communicators. Their ranks meet in the core: at a unique id, or through the parent of a split. */
+/* join.c: jobs that make communicators. Their ranks meet in the core: at a unique id, or through the parent of a split.
+ * */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,15 +81,16 @@ facade_result join_run(job *j) {
       child.left_out = j->ranks;
       child.n_left_out = (uint32_t)j->n_ranks;
     }
-    if (j->aborts) {
-      child.aborts = comm_give_up(j->comm) ? SAGECOMM_ABORT_ANYWAY : SAGECOMM_ABORT_OUTSTANDING;
-    }
+    if (j->aborts) child.aborts = j->calls_go_on ? SAGECOMM_ABORT_ANYWAY : SAGECOMM_ABORT_OUTSTANDING;
     status = j->kind == JOB_SPLIT ? core()->group_split(&child, 1, &group, &err)
                                   : core()->group_shrink(&child, 1, &group, &err);
   }
   facade_result result = status < 0 ? failed(told, status, &err) : RESULT_OK;
-  if (status == SAGECOMM_ABORTED && __atomic_load_n(&j->cancelled, __ATOMIC_ACQUIRE) == CANCELLED_BY_GROUP) {
+  int32_t cancelled = __atomic_load_n(&j->cancelled, __ATOMIC_ACQUIRE);
+  if (status == SAGECOMM_ABORTED && cancelled == CANCELLED_BY_GROUP) {
     result = fail(told, result, FACADE_ANOTHER_FAILED);
+  } else if (status == SAGECOMM_ABORTED && cancelled != 0 && j->given_up_for) {
+    result = fail(told, result, FACADE_GIVEN_UP_FOR);
   }
   if (result == RESULT_OK && group != 0) result = accept(made, group);
   if (result != RESULT_OK && j->blocking) join_dropped(j); /* otherwise its user asks it for its state, and ends it */
@@ -154,8 +156,9 @@ facade_result join_all(const char *function, comm_t *comms, int n, const int *de
 facade_result hold_joined(comm_t comm, const char *function) {
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK || comm_usable(comm)) return result;
+  result = fail(comm, RESULT_USAGE, "sagecomm: %s: the communicator was finalized, or has not joined", function);
   comm_release(comm);
-  return fail(NULL, RESULT_USAGE, "sagecomm: %s: the communicator was finalized, or has not joined", function);
+  return result;
 }
 
 job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
@@ -174,13 +177,14 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
   j->timeout_ns = FACADE_JOIN_NS;
   if (kind != JOB_SUBSET && !job_derive(j)) {
     join_dropped(j);
-    job_free(j);
-    fail(NULL, RESULT_USAGE,
+    fail(parent, RESULT_USAGE,
          "sagecomm: %s: another split or shrink of this communicator is in the same group call: "
          "make them one after the other",
          function);
+    job_free(j);
     return NULL;
   }
+  pthread_mutex_lock(&comm_lock);
   if (j->child != NULL) {
     j->child->device = parent->device;
     j->child->device_type = parent->device_type;
@@ -188,5 +192,6 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
     j->child->context = parent->context;
     j->child->operations_ns = parent->operations_ns;
   }
+  pthread_mutex_unlock(&comm_lock);
   return j;
 }

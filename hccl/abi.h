@@ -1,4 +1,5 @@
-/* abi.h: the types and numbers of HCCL's interface that this library uses. The declarations are our own. Each row names the line of
+/* abi.h: the types and numbers of HCCL's interface that this library uses. The declarations are our own. Each row names
+ * the line of
  * third_party/hccl/inc/hccl/hccl_types.h at commit 9e73e708 of github.com/Ascend/pytorch that it follows. */
 #ifndef SAGECOMM_HCCL_ABI_H
 #define SAGECOMM_HCCL_ABI_H
@@ -92,7 +93,8 @@ typedef struct HcclCommConfig { /* :132 */
   int32_t exec_timeout; /* seconds; 0: never; HCCL_NOT_SET */
 } HcclCommConfig;
 
-/* HcclCommConfigCapability, :152. The answer to HcclGetCommConfigCapability() is one more than the last field that is known. */
+/* HcclCommConfigCapability, :152. The answer to HcclGetCommConfigCapability() is one more than the last field that is
+ * known. */
 enum { HCCL_CONFIG_NAME = 2, HCCL_CONFIG_EXEC_TIMEOUT = 8 };
 
 enum { HCCL_SEND = 0, HCCL_RECV = 1 }; /* :168 */
@@ -119,6 +121,7 @@ _Static_assert(offsetof(HcclCommConfig, buffer_size) == 24 && offsetof(HcclCommC
 #define FACADE_FILE "libsagecomm_hccl.so"
 #define FACADE_DRIVER "AscendCL"
 #define FACADE_STREAM_OF_THREAD 0 /* there is none */
+#define FACADE_STREAM_DEFAULT 0   /* besides NULL; there is none */
 #define FACADE_DEVICE_TYPE 20     /* c10::DeviceType::PrivateUse1 */
 #define FACADE_IN_PROGRESS "the previous call on this communicator goes on"
 #define FACADE_JOIN_NS (hccl_seconds("HCCL_CONNECT_TIMEOUT", 120) * SECOND)

@@ -9,23 +9,12 @@
 /* The engine of Huawei's library must not call this one: internal/engine/hccl looks for this symbol. */
 int sagecomm_hccl_facade = 1;
 
-/* HCCL has no function that gives the text of an error, so each text is printed, once as long as it is among the last ones. CANN's own
- * setting for no messages holds here too. */
+/* HCCL has no function that gives the text of an error, so each text is printed. CANN's own setting for no messages
+ * holds here too. */
 void facade_print(const char *text) {
-  enum { REMEMBERED = 64, NONE = 4 };
-  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  static uint64_t printed[REMEMBERED];
-  static unsigned next;
+  enum { NONE = 4 };
   const char *level = getenv("ASCEND_GLOBAL_LOG_LEVEL");
-  if (level != NULL && atoi(level) == NONE) return;
-  uint64_t hash = 14695981039346656037U; /* FNV-1a */
-  for (const char *c = text; *c != 0; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211U;
-  pthread_mutex_lock(&lock);
-  bool known = false;
-  for (int i = 0; i < REMEMBERED; i++) known = known || printed[i] == hash;
-  if (!known) printed[next++ % REMEMBERED] = hash;
-  pthread_mutex_unlock(&lock);
-  if (!known) fprintf(stderr, "HCCL WARNING %s\n", text);
+  if (level == NULL || atoi(level) != NONE) fprintf(stderr, "HCCL WARNING %s\n", text);
 }
 
 /* The text of this thread's last error, if it is about that code. Programs print it beside what they were doing. */

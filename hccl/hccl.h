@@ -1,5 +1,6 @@
 /* hccl.h declares what this library exports. The declarations are our own. Each row names the line of
- * third_party/hccl/inc/hccl/hccl.h at commit 9e73e708 of github.com/Ascend/pytorch that it follows; counts are elements. */
+ * third_party/hccl/inc/hccl/hccl.h at commit 9e73e708 of github.com/Ascend/pytorch that it follows; counts are
+ * elements. */
 #ifndef SAGECOMM_HCCL_FACADE_H
 #define SAGECOMM_HCCL_FACADE_H
 

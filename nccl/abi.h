@@ -1,5 +1,7 @@
-/* abi.h: the types and numbers of NCCL's interface that the facade uses. They follow nccl.h of NCCL 2.30, which is not needed to
- * build. With SAGECOMM_NCCL_HEADER the sources are compiled against NVIDIA's own header instead, so that a function or a number that
+/* abi.h: the types and numbers of NCCL's interface that the facade uses. They follow nccl.h of NCCL 2.30, which is not
+ * needed to
+ * build. With SAGECOMM_NCCL_HEADER the sources are compiled against NVIDIA's own header instead, so that a function or
+ * a number that
  * differs from it does not compile: tests/go/nccl_test.go does that. */
 #ifndef SAGECOMM_NCCL_ABI_H
 #define SAGECOMM_NCCL_ABI_H
@@ -38,6 +40,7 @@ typedef enum {
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_SHRINK_DEFAULT 0
 #define NCCL_SHRINK_ABORT 1
+#define NCCL_SUSPEND_MEM 1
 
 /* Grows at its end. `size` says how much of it the caller knows. */
 typedef struct {
@@ -104,7 +107,8 @@ _Static_assert(ncclFloat16 == 6 && ncclFloat32 == 7 && ncclFloat64 == 8 && ncclB
                "types");
 _Static_assert(ncclScalarDevice == 0 && ncclScalarHostImmediate == 1, "residence");
 
-/* What ncclGetVersion() gives: the oldest version that torch, vLLM and the engine `nccl` use. Programs take a newer one for a promise
+/* What ncclGetVersion() gives: the oldest version that torch, vLLM and the engine `nccl` use. Programs take a newer one
+ * for a promise
  * of windows and of the device API, which are not here. */
 #define FACADE_NCCL_VERSION 22707
 
@@ -116,6 +120,7 @@ _Static_assert(ncclScalarDevice == 0 && ncclScalarHostImmediate == 1, "residence
 #define FACADE_FILE "libsagecomm_nccl.so"
 #define FACADE_DRIVER "CUDA's driver"
 #define FACADE_STREAM_OF_THREAD 2 /* CU_STREAM_PER_THREAD; 0: there is none */
+#define FACADE_STREAM_DEFAULT 1   /* CU_STREAM_LEGACY, besides NULL; 0: there is none */
 #define FACADE_DEVICE_TYPE 1      /* c10::DeviceType::CUDA */
 #define FACADE_IN_PROGRESS                                                                                      \
   "the previous call on this communicator goes on: call ncclCommGetAsyncError() until it gives something else " \
@@ -141,7 +146,8 @@ typedef ncclResult_t facade_result;
 
 extern int sagecomm_nccl_facade;
 
-/* Stands behind the definition of each function: its second name, by which tools that wrap a function call the original. */
+/* Stands behind the definition of each function: its second name, by which tools that wrap a function call the
+ * original. */
 #define EXPORTED(name) extern __typeof__(nccl##name) pnccl##name __attribute__((alias("nccl" #name), used))
 
 #endif

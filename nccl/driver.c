@@ -10,6 +10,7 @@
   X(cuCtxSetCurrent, (void *))                             \
   X(cuCtxGetDevice, (int *))                               \
   X(cuDevicePrimaryCtxRetain, (void **, int))              \
+  X(cuDevicePrimaryCtxGetState, (int, unsigned *, int *))  \
   X(cuMemAlloc_v2, (uintptr_t *, size_t))                  \
   X(cuMemFree_v2, (uintptr_t))                             \
   X(cuMemcpyAsync, (uintptr_t, uintptr_t, size_t, void *)) \
@@ -60,6 +61,12 @@ void *driver_context(void) {
 void *driver_context_of(int device) {
   void *context = NULL;
   return driver_present() && driver.cuDevicePrimaryCtxRetain(&context, device) == CU_SUCCESS ? context : NULL;
+}
+
+bool driver_is_used(int device) {
+  unsigned flags = 0;
+  int active = 0;
+  return driver_present() && driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CU_SUCCESS && active != 0;
 }
 
 void *driver_enter(void *context) {

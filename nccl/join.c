@@ -22,7 +22,8 @@ static ncclResult_t check_config(const ncclConfig_t *config, const char *functio
   return ncclSuccess;
 }
 
-/* Of the settings only `blocking` means something here: the rest is about NCCL's kernels, networks and memory. A child without a
+/* Of the settings only `blocking` means something here: the rest is about NCCL's kernels, networks and memory. A child
+ * without a
  * configuration has its parent's. */
 static bool blocks(const ncclConfig_t *config, bool of_parent) {
   if (config == NULL) return of_parent;

@@ -32,11 +32,6 @@ REFUSED(CommGetUniqueId, (ncclComm_t comm, ncclUniqueId *id), "communicators do 
 REFUSED(CommGrow,
         (ncclComm_t comm, int ranks, const ncclUniqueId *id, int rank, ncclComm_t *grown, ncclConfig_t *config),
         "communicators do not grow: make a new one");
-REFUSED(CommSuspend, (ncclComm_t comm, int flags),
-        "memory of a communicator cannot be given back while it exists: destroy it");
-REFUSED(CommResume, (ncclComm_t comm), "no communicator was suspended");
-REFUSED(CommMemStats, (ncclComm_t comm, ncclCommMemStat_t statistic, uint64_t *value),
-        "memory is not counted in NCCL's way: `python -m sagecomm status` shows groups");
 
 /* The device API of nccl_device.h, whose structures are opaque here. */
 struct ncclDevComm;

@@ -94,10 +94,14 @@ func (g *Group) exchange(t topic, purpose string, mine []byte, timeout time.Dura
 	defer g.life.release()
 	g.exchanges.Add(1)
 	defer g.exchanges.Add(-1)
+	before := g.cause.Load() == nil
 	x := controlExchange{g: g, topic: t, purpose: purpose, hash: purposeHash(purpose), mine: mine, timeout: timeout}
 	all, end := x.inTurn(&g.control[t])
 	if end == nil {
 		return all, nil
+	}
+	if before {
+		g.lostExchange.Store(true)
 	}
 	if g.life.now() == live { // a rank that leaves is no failure of the others
 		f := *end

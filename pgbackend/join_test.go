@@ -232,6 +232,62 @@ func TestFinish(t *testing.T) {
 	require.Equal(t, coll.Invalid, groups[0].Finish().Status)
 }
 
+// The failure of a group concerns a rank that needed something of it: an operation, or a control exchange.
+func TestFinishOfARankThatNeededNothing(t *testing.T) {
+	groups := joined(t, 4)
+	require.Nil(t, groups[3].Finish())
+	work, f := sumAsync(groups[0], 10)
+	require.Nil(t, f)
+	defer work.Release()
+	split := make(chan error, 1)
+	go func() {
+		_, err := Get().Split([]Child{{Parent: groups[1], Timeout: time.Hour}})
+		split <- err
+	}()
+	for groups[1].exchanges.Load() == 0 {
+		runtime.Gosched()
+	}
+	groups[0].Leave("a test")
+	require.Error(t, <-split)
+	for rank := range 2 {
+		f := groups[rank].Finish()
+		require.NotNil(t, f, rank)
+		require.Equal(t, coll.Aborted, f.Status)
+	}
+	for rank := 2; rank < 4; rank++ {
+		require.Nil(t, groups[rank].Finish(), rank)
+		require.Equal(t, coll.Aborted, sum(groups[rank], 1).Status, "a later call hears of it")
+		require.Nil(t, groups[rank].Finish(), "and was no operation")
+		_, err := Get().Split([]Child{{Parent: groups[rank], Timeout: time.Hour}})
+		require.Error(t, err)
+		require.Nil(t, groups[rank].Finish())
+	}
+}
+
+// A thread that asks a group for its failure is inside the group, and no operation.
+func TestFinishBesideQuestions(t *testing.T) {
+	groups := joined(t, 2)
+	end := make(chan struct{})
+	var asking sync.WaitGroup
+	for range 2 {
+		asking.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+					groups[0].run.Error()
+				}
+			}
+		})
+	}
+	for range 3000 {
+		require.Nil(t, groups[0].Finish())
+	}
+	close(end)
+	asking.Wait()
+}
+
 // A shrink is not inside its parent while it waits for other ranks, so the parent can be destroyed meanwhile.
 func TestParentIsDestroyedDuringShrink(t *testing.T) {
 	groups := joined(t, 2)

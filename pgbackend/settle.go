@@ -71,7 +71,8 @@ func (g *Group) Settle(slice time.Duration) (again bool, f *coll.Failure) {
 }
 
 // Finish waits until the issued operations are complete, as long as Destroy does, for callers that ask how they ended before they
-// destroy the group. It returns the failure of the group, or that of an operation that is not complete.
+// destroy the group. It returns the failure of the group if operations or control exchanges of this rank have ended with it, or that of an
+// operation that is not complete. The failure of a group of which this rank needed nothing is nil, as with NCCL.
 func (g *Group) Finish() *coll.Failure {
 	if !g.life.acquire() {
 		return destroyed(g.name)
@@ -81,10 +82,30 @@ func (g *Group) Finish() *coll.Failure {
 	for !s.isOver(g, true, true) {
 		time.Sleep(settlePause)
 	}
-	if f := g.failed(); f != nil {
-		return f
+	f := g.failed()
+	if f == nil {
+		return s.unfinished
 	}
-	return s.unfinished
+	g.goDown(f, false)
+	for end := time.Now().Add(settleGrace); !g.hasLost() && g.unfinished(); time.Sleep(settlePause) {
+		if time.Now().After(end) {
+			return f
+		}
+		g.down() // a caller that held a lock when the group went down may leave operations unfinished
+	}
+	if !g.hasLost() {
+		return nil
+	}
+	return f
+}
+
+// hasLost reports whether operations or control exchanges of this rank have ended with the failure of the group.
+func (g *Group) hasLost() bool {
+	lost := g.lostExchange.Load()
+	for _, l := range g.lanes() {
+		lost = lost || l.run.HasFailed()
+	}
+	return lost
 }
 
 // settle waits as destroy does. It returns which operations it gave up, in words and as a failure.

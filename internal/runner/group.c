@@ -314,6 +314,8 @@ uint64_t scr_group_unfinished(const scr_group *g) {
   return (w & (SCR_QUEUED | SCR_LOCKED) || held ? 1 : 0) + before + p2p + after;
 }
 
+bool scr_group_has_failed(const scr_group *g) { return atomic_load_explicit(&g->has_failed, memory_order_acquire); }
+
 /* ---- failure ---- */
 
 /* Several threads of this rank may declare a failure at once. The lock, and the look at the failure word under it,

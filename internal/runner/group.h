@@ -115,9 +115,10 @@ struct scr_group {
   uint64_t handle;
   int32_t rank, size;
   bool trace;
-  uint8_t lane;           /* SCR_HOST_LANE or SCR_DEVICE_LANE */
-  bool pairs;             /* it has peers with a `pair` */
-  uint64_t message_bytes; /* of the longest message of a channel */
+  uint8_t lane;            /* SCR_HOST_LANE or SCR_DEVICE_LANE */
+  bool pairs;              /* it has peers with a `pair` */
+  _Atomic bool has_failed; /* a run has ended with the failure of the group */
+  uint64_t message_bytes;  /* of the longest message of a channel */
   uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;

@@ -134,6 +134,7 @@ bool scr_run_operands(scr_run *r, const sagecomm_op *op, int32_t size, uint64_t 
 void scr_run_finish(scr_run *r, bool failed, bool waiter) {
   r->status = SAGECOMM_OK;
   if (SCR_UNLIKELY(failed)) {
+    atomic_store_explicit(&r->group->has_failed, true, memory_order_release);
 #ifdef SCR_MUTANT_CAUSE_READ_TWICE
     extern int sched_yield(void);
     r->status = scr_copy_error(r->group, NULL);

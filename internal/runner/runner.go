@@ -260,6 +260,9 @@ func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
 // Unfinished returns a number above zero while an issued operation is not complete or a thread uses the group.
 func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 
+// HasFailed reports whether an issued operation has ended with the failure of the group.
+func (g *Group) HasFailed() bool { return bool(C.scr_group_has_failed(g.c)) }
+
 // Goodbye tells the peers that this rank issues no more operations.
 func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 

@@ -293,6 +293,8 @@ bool scr_shared_gave_up(const void *shared);
 void scr_shared_give_up(void *shared, const void *record, size_t n);
 /* Returns the number of collectives and p2p operations that are not complete. */
 uint64_t scr_group_unfinished(const scr_group *g);
+/* Whether an operation that was issued has ended with the failure of the group. */
+bool scr_group_has_failed(const scr_group *g);
 /* Describes an operation that is not complete as one that has timed out: the first collective, or the first p2p operation if there is no
  * collective. Returns false if there is none, or a thread drives the collectives. */
 bool scr_group_oldest(scr_group *g, scr_incident *out);

@@ -1,4 +1,5 @@
-/* nccl.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks, processes or threads, call each function of the
+/* nccl.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks, processes or threads, call each
+ * function of the
  * library on host memory.
  * As `leaves`, rank 0 of 3 exits without a farewell, and the others go on.
  * Usage: nccl processes|threads|leaves RANKS */
@@ -46,7 +47,6 @@ static void not_supported(ncclComm_t comm) {
   ncclWindow_t window = NULL;
   ncclWaitSignalDesc_t signal = {0};
   void *pointer = NULL;
-  uint64_t bytes = 0;
   ncclComm_t grown = NULL;
   REFUSED(ncclWinGetUserPtr(comm, window, &pointer));
   REFUSED(ncclPutSignal(&value, 1, ncclInt32, 0, window, 0, 0, 0, 0, comm, NULL));
@@ -55,9 +55,6 @@ static void not_supported(ncclComm_t comm) {
   REFUSED(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
   REFUSED(ncclCommGetUniqueId(comm, &shared->id));
   REFUSED(ncclCommGrow(comm, 9, NULL, -1, &grown, NULL));
-  REFUSED(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
-  REFUSED(ncclCommResume(comm));
-  REFUSED(ncclCommMemStats(comm, ncclStatGpuMemTotal, &bytes));
   REFUSED(ncclDevCommCreate(comm, NULL, NULL));
   REFUSED(ncclDevCommDestroy(comm, NULL));
   REFUSED(ncclGetLsaMultimemDevicePointer(window, 0, &pointer));
@@ -67,6 +64,19 @@ static void not_supported(ncclComm_t comm) {
   ncclCommProperties_t properties = {.size = sizeof properties, .magic = NCCL_API_MAGIC, .version = NCCL_VERSION_CODE};
   OK(ncclCommQueryProperties(comm, &properties));
   CHECK(properties.rank == my_rank && !properties.deviceApiSupport && properties.ginType == NCCL_GIN_TYPE_NONE);
+}
+
+/* A communicator has no memory that it could give back, and can be used as before. */
+static void suspends(ncclComm_t comm, int size) {
+  uint64_t bytes = 1;
+  expect(ncclCommSuspend(comm, 77), ncclInvalidArgument, comm, "expected NCCL_SUSPEND_MEM");
+  OK(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+  CHECK(sum(comm, 1) == size);
+  OK(ncclCommResume(comm));
+  OK(ncclCommMemStats(comm, ncclStatGpuMemTotal, &bytes));
+  CHECK(bytes == 0 && sum(comm, 1) == size);
+  expect(ncclCommMemStats(comm, ncclStatGpuMemTotal, NULL), ncclInvalidArgument, comm, "value is NULL");
+  expect(ncclCommResume(NULL), ncclInvalidArgument, NULL, "comm is NULL");
 }
 
 static void memory(ncclComm_t comm) {
@@ -175,6 +185,7 @@ static void run(int rank, int size, bool threads) {
   wrong_arguments(comm, size);
   not_supported(comm);
   memory(comm);
+  suspends(comm, size);
   int32_t value = 1;
   cudaStream_t own = (cudaStream_t)2; /* cudaStreamPerThread */
   OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, own));

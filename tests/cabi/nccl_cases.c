@@ -1,10 +1,12 @@
-/* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory.
- * Usage: nccl_cases texts|finalizes|itself|leaves|shrinks|shrunk|turbomind RANKS */
+/* nccl_cases.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one
+ * case on host memory.
+ * Usage: nccl_cases texts|finalizes|watched|derives|itself|leaves|shrinks|shrunk|turbomind RANKS */
 #include "nccl_play.h"
 
 #include <dlfcn.h>
 
-/* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without a communicator, if
+/* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without
+ * a communicator, if
  * that has none that is newer. */
 static void texts(int size) {
   ncclComm_t comm = communicator(size, 0);
@@ -58,6 +60,67 @@ static void finalizes(int size) {
   }
   meet();
   if (my_rank != 0) OK(ncclCommDestroy(other));
+  OK(ncclCommDestroy(comm));
+}
+
+static atomic_bool watching;
+
+static void *watch(void *comm) {
+  while (atomic_load(&watching)) {
+    ncclResult_t state = ncclSuccess;
+    OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclSuccess, comm, "");
+  }
+  return NULL;
+}
+
+/* A finalization that goes well is no error to a thread that asks for errors meanwhile, and the question is none to the
+ * finalization. */
+static void watched(int size) {
+  for (int i = 0; i < 30; i++) {
+    ncclComm_t comm = communicator(size, 1);
+    pthread_t thread;
+    CHECK(sum(comm, 1) == size);
+    atomic_store(&watching, true);
+    CHECK(pthread_create(&thread, NULL, watch, comm) == 0);
+    OK(ncclCommFinalize(comm));
+    atomic_store(&watching, false);
+    CHECK(pthread_join(thread, NULL) == 0);
+    OK(ncclCommDestroy(comm));
+  }
+}
+
+/* A split and a shrink that do not block: the parent is in progress until the new communicator can be used, which has
+ * no size before. */
+static void derives(int size) {
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  int last = size - 1, n = -1;
+  for (int shrink = 0; shrink < 2; shrink++) {
+    int left = size - shrink;
+    ncclResult_t state = ncclInternalError, result;
+    if (shrink && my_rank == last) break;
+    if (my_rank != 0) meet();
+    result = shrink ? ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_DEFAULT)
+                    : ncclCommSplit(comm, 0, my_rank, &child, NULL);
+    CHECK(result == ncclInProgress);
+    if (my_rank == 0 && left > 1) { /* the others have not called it */
+      expect(ncclCommCount(child, &n), ncclInvalidArgument, child, "goes on");
+      expect(ncclCommUserRank(child, &n), ncclInvalidArgument, child, "goes on");
+      CHECK(n == -1);
+      OK(ncclCommGetAsyncError(comm, &state));
+      CHECK(state == ncclInProgress);
+    }
+    if (my_rank == 0) meet();
+    settle(comm, ncclInProgress);
+    OK(ncclCommCount(child, &n));
+    CHECK(n == left && sum(child, 1) == left);
+    OK(ncclCommDestroy(child));
+    child = NULL;
+    n = -1;
+  }
+  if (my_rank == last) meet();
+  meet();
+  CHECK(sum(comm, 1) == size);
   OK(ncclCommDestroy(comm));
 }
 
@@ -137,7 +200,8 @@ static void leaves(int size) {
     meet();
     while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
     expect(state, ncclRemoteError, comm, "ncclCommAbort() was called");
-    OK(ncclCommAbort(comm));
+    settle(comm, ncclCommFinalize(comm)); /* this rank has nothing outstanding */
+    OK(ncclCommDestroy(comm));
   }
 }
 
@@ -183,9 +247,10 @@ static void shrinks(int size) {
   OK(ncclCommAbort(comm));
 }
 
-/* After a shrink with an abort only the calls that began before are no errors. */
-static void shrunk(int size) {
-  if (size < 3) return; /* a rank that shrinks has operations, and one has none */
+/* A communicator is shrunk with an abort. Rank 0 has an operation then; the others call theirs behind the shrink,
+ * `at_once` or when the
+ * new communicator is ready. Only the call that began before is no error. */
+static void calls_behind_a_shrink(int size, bool at_once) {
   int last = size - 1;
   ncclResult_t state = ncclSuccess;
   ncclComm_t comm = communicator(size, 0), child = NULL;
@@ -196,21 +261,33 @@ static void shrunk(int size) {
   } else {
     if (my_rank == 0) CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclInProgress);
     CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
-    settle(child, ncclInProgress);
-    settle(comm, ncclInProgress);
+    if (my_rank == 0 || !at_once) {
+      settle(child, ncclInProgress);
+      settle(comm, ncclInProgress);
+    }
     for (int i = 0; i < 2; i++) {
       ncclResult_t result = ncclAllReduce(&value, &never, 1, ncclInt32, ncclSum, comm, NULL);
       while (result == ncclInProgress) OK(ncclCommGetAsyncError(comm, &result));
       expect(result, ncclRemoteError, comm, "it is shrunk");
     }
     CHECK(never == -1);
+    settle(child, ncclInProgress);
     OK(ncclCommDestroy(child));
   }
   meet();
   OK(ncclCommAbort(comm));
+}
+
+static void shrunk(int size) {
+  if (size < 3) return; /* a rank that shrinks has operations, and one has none */
+  calls_behind_a_shrink(size, false);
+  for (int i = 0; i < 8; i++) calls_behind_a_shrink(size, true); /* the shrink is on a thread */
 
   /* A shrink that aborts nothing hides no abort of a peer that comes later. */
-  comm = communicator(size, 0);
+  int last = size - 1;
+  ncclResult_t state = ncclSuccess;
+  ncclComm_t comm = communicator(size, 0), child = NULL;
+  int32_t value = 1, never = -1;
   if (my_rank != last) {
     CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
     settle(child, ncclInProgress);
@@ -306,8 +383,8 @@ static void turbomind(int size) {
   for (int rank = 0; rank < size; rank++) CHECK(pthread_join(thread[rank], NULL) == 0);
 }
 
-static const struct play cases[] = {{"texts", texts},        {"finalizes", finalizes}, {"itself", itself},
-                                    {"leaves", leaves},      {"shrinks", shrinks},     {"shrunk", shrunk},
-                                    {"turbomind", turbomind}};
+static const struct play cases[] = {{"texts", texts},     {"finalizes", finalizes}, {"watched", watched},
+                                    {"derives", derives}, {"itself", itself},       {"leaves", leaves},
+                                    {"shrinks", shrinks}, {"shrunk", shrunk},       {"turbomind", turbomind}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

@@ -1,4 +1,5 @@
-/* nccl_collectives.h: the parts of nccl.c that call collectives, sends and recvs. It is included once, behind nccl_ranks.h. */
+/* nccl_collectives.h: the parts of nccl.c that call collectives, sends and recvs. It is included once, behind
+ * nccl_ranks.h. */
 
 /* ---- values of all types ---- */
 

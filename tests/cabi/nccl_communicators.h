@@ -1,4 +1,5 @@
-/* nccl_communicators.h: the parts of nccl.c that make, derive, finalize and abort communicators. It is included once, behind nccl_ranks.h. */
+/* nccl_communicators.h: the parts of nccl.c that make, derive, finalize and abort communicators. It is included once,
+ * behind nccl_ranks.h. */
 
 static void ask(ncclComm_t comm, int rank, int size) {
   int answer = -2;
@@ -71,7 +72,7 @@ static void in_progress(int size) {
   result = ncclCommFinalize(comm);
   CHECK(result == ncclInProgress);
   settle(comm, result);
-  expect(ncclCommFinalize(comm), ncclInvalidUsage, NULL, "was finalized");
+  expect(ncclCommFinalize(comm), ncclInvalidArgument, NULL, "was finalized already");
   OK(ncclCommDestroy(comm));
 }
 
@@ -162,7 +163,8 @@ static void aborts_under_way(int size) {
   CHECK(munmap(from, 2 * (size_t)BYTES) == 0);
 }
 
-/* Rank 0 forks while a thread of it is inside an operation. The child can end the communicator for itself and use nothing. */
+/* Rank 0 forks while a thread of it is inside an operation. The child can end the communicator for itself and use
+ * nothing. */
 static void forks_under_way(int size) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;

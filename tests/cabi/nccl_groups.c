@@ -1,6 +1,7 @@
-/* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
+/* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
+ * one case on host memory:
  * what a group call that fails leaves, and what a shrink that aborts has to do with other calls.
- * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|others|crosses RANKS */
+ * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|others|stuck|crosses RANKS */
 #include "nccl_play.h"
 
 /* An id that is refused at once. */
@@ -11,7 +12,8 @@ static ncclUniqueId damaged_id(void) {
   return id;
 }
 
-/* A split whose other ranks do not come ends when the join beside it fails. Half of an exchange cannot be taken back, so the parent fails. */
+/* A split whose other ranks do not come ends when the join beside it fails. Half of an exchange cannot be taken back,
+ * so the parent fails. */
 static void colors(int size) {
   for (int color = 0; color >= -1; color--) {
     ncclComm_t comm = communicator(size, 1), joined = NULL, child = NULL;
@@ -104,7 +106,8 @@ static void aborted(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-/* A group call in which a communicator cannot be made issues nothing. One that was made by then stays, for its user to end. */
+/* A group call in which a communicator cannot be made issues nothing. One that was made by then stays, for its user to
+ * end. */
 static void issues(int size) {
   (void)size;
   ncclUniqueId id;
@@ -249,6 +252,35 @@ static void others(int size) {
   OK(ncclCommAbort(comm));
 }
 
+/* A shrink that aborts the parent ends the splits that go on, which the last rank does not call. */
+static void stuck(int size) {
+  ncclComm_t comm = communicator(size, 0), first = NULL, second = NULL, child = NULL;
+  ncclResult_t state = ncclSuccess;
+  int last = size - 1;
+  if (my_rank != last) {
+    CHECK(ncclCommSplit(comm, 0, my_rank, &first, NULL) == ncclInProgress);
+    if (my_rank == 0) CHECK(ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, 0, &second, NULL) == ncclInProgress);
+    if (my_rank != 0) CHECK(ncclCommSplit(comm, 0, my_rank, &second, NULL) == ncclInProgress);
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    settle(child, ncclInProgress);
+    CHECK(sum(child, 1) == size - 1);
+    ncclComm_t ended[] = {first, second};
+    for (int i = 0; i < (my_rank == 0 ? 1 : 2); i++) {
+      state = ncclInProgress;
+      while (state == ncclInProgress) OK(ncclCommGetAsyncError(ended[i], &state));
+      expect(state, ncclRemoteError, ended[i], "the parent was shrunk meanwhile");
+      OK(ncclCommAbort(ended[i]));
+    }
+    settle(comm, ncclInProgress);
+    OK(ncclCommDestroy(child));
+  } else {
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    expect(state, ncclRemoteError, comm, "it is shrunk");
+  }
+  meet();
+  OK(ncclCommAbort(comm));
+}
+
 /* Sends of a rank to itself and their recvs overlap in part, or cross. */
 static void crosses(int size) {
   ncclComm_t comm = communicator(size, 1);
@@ -268,8 +300,9 @@ static void crosses(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-static const struct play cases[] = {
-    {"colors", colors}, {"colorless", colorless}, {"queued", queued}, {"aborted", aborted}, {"issues", issues},
-    {"beside", beside}, {"collected", collected}, {"late", late},     {"others", others},   {"crosses", crosses}};
+static const struct play cases[] = {{"colors", colors},       {"colorless", colorless}, {"queued", queued},
+                                    {"aborted", aborted},     {"issues", issues},       {"beside", beside},
+                                    {"collected", collected}, {"late", late},           {"others", others},
+                                    {"stuck", stuck},         {"crosses", crosses}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

@@ -1,6 +1,8 @@
-/* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play one case on host memory:
+/* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
+ * one case on host memory:
  * a wrong call is refused on the rank that makes it, no other communicator waits for it, and none is harmed.
- * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys RANKS */
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints RANKS
+ * */
 #include "nccl_play.h"
 
 static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
@@ -109,6 +111,48 @@ static void reductions(int size) {
   OK(ncclCommDestroy(other));
 }
 
+/* The text of a communicator's state stays that of the call which has failed, whatever is refused later, and is not
+ * that of another one. */
+static void states(int size) {
+  ncclComm_t comm = communicator(size, 0), other = communicator(size, 1);
+  static const char *const cause = "all_reduce";
+  int32_t value[2] = {1, 1};
+  ncclResult_t state = ncclAllReduce(value, value, my_rank == 0 ? 2 : 1, ncclInt32, ncclSum, comm, NULL);
+  expect(settled(comm, state), ncclInvalidUsage, comm, cause);
+  expect(ncclRedOpDestroy(77, comm), ncclInvalidArgument, comm, "was not made for this");
+  expect(ncclAllReduce(value, value, 1, ncclInt32, ncclSum, comm, NULL), ncclInvalidUsage, comm, cause);
+  expect(ncclRedOpDestroy(77, comm), ncclInvalidArgument, comm, "was not made for this");
+  expect(ncclCommCount(NULL, value), ncclInvalidArgument, NULL, "comm is NULL");
+  OK(ncclCommGetAsyncError(comm, &state));
+  expect(state, ncclInvalidUsage, comm, cause);
+  expect(state, ncclInvalidUsage, NULL, cause);
+  expect(ncclRedOpDestroy(78, other), ncclInvalidArgument, other, "op 78");
+  CHECK(strstr(ncclGetLastError(comm), "op 78") == NULL);
+  OK(ncclCommAbort(comm));
+  OK(ncclCommAbort(other));
+}
+
+/* A failure is printed once, however often a program asks for it. */
+static void prints(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  ncclResult_t state = ncclSuccess;
+  char file[] = "/tmp/printed-XXXXXX", text[4096] = "";
+  int fd = mkstemp(file), before = dup(2), lines = 0;
+  int32_t value = 1;
+  CHECK(fd >= 0 && unlink(file) == 0 && setenv("NCCL_DEBUG", "WARN", 1) == 0 && dup2(fd, 2) == 2);
+  if (my_rank == 0) OK(ncclCommAbort(comm));
+  if (my_rank != 0) {
+    CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclRemoteError);
+    for (int i = 0; i < 10; i++) OK(ncclCommGetAsyncError(comm, &state));
+    CHECK(state == ncclRemoteError);
+    OK(ncclCommAbort(comm));
+  }
+  CHECK(dup2(before, 2) == 2 && pread(fd, text, sizeof text - 1, 0) >= 0);
+  for (const char *at = text; (at = strstr(at, "NCCL WARN")) != NULL; at++) lines++;
+  if (lines != (my_rank == 0 ? 0 : 1)) fprintf(stderr, "%s\n", text);
+  CHECK(lines == (my_rank == 0 ? 0 : 1));
+}
+
 /* A communicator whose finalization has failed gives that error from then on. */
 static void finalizes(int size) {
   ncclComm_t comm = communicator(size, 1);
@@ -197,6 +241,7 @@ static void destroys(int size) {
 
 static const struct play cases[] = {{"joins", joins},         {"calls", calls},           {"exchange", exchange},
                                     {"mismatch", mismatch},   {"reductions", reductions}, {"finalizes", finalizes},
-                                    {"arguments", arguments}, {"threads", threads},       {"destroys", destroys}};
+                                    {"arguments", arguments}, {"threads", threads},       {"destroys", destroys},
+                                    {"states", states},       {"prints", prints}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

@@ -1,4 +1,5 @@
-/* nccl_ranks.h: what the ranks of C programs over libsagecomm_nccl.so share. It is included once in a program, before anything else. */
+/* nccl_ranks.h: what the ranks of C programs over libsagecomm_nccl.so share. It is included once in a program, before
+ * anything else. */
 #define _GNU_SOURCE
 #include <nccl.h>
 #include <pthread.h>

@@ -139,17 +139,17 @@ func ranksAgree(t *testing.T, program string, arguments ...string) {
 
 // The cases of tests/cabi/nccl_cases.c are one each.
 func TestFacadeInCases(t *testing.T) {
-	playCases(t, "nccl_cases", "texts", "finalizes", "itself", "leaves", "shrinks", "shrunk", "turbomind")
+	playCases(t, "nccl_cases", "texts", "finalizes", "watched", "derives", "itself", "leaves", "shrinks", "shrunk", "turbomind")
 }
 
 // A wrong call is refused where it is made and harms nobody else.
 func TestFacadeRefusesMisuse(t *testing.T) {
-	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes", "arguments", "threads", "destroys")
+	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes", "arguments", "threads", "destroys", "states", "prints")
 }
 
 // What a group call that fails leaves, and what a shrink that aborts has to do with other calls.
 func TestFacadeInGroupCalls(t *testing.T) {
-	playCases(t, "nccl_groups", "colors", "colorless", "queued", "aborted", "issues", "beside", "collected", "late", "others", "crosses")
+	playCases(t, "nccl_groups", "colors", "colorless", "queued", "aborted", "issues", "beside", "collected", "late", "others", "stuck", "crosses")
 }
 
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.

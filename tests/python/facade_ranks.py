@@ -21,6 +21,7 @@ from device_training import called
 from nccl_facade import FACADE, FLOAT32, INVALID_USAGE, REMOTE_ERROR, SUM, Error, Library
 
 N = 24
+SLOTS = 16 << 20  # bytes of the device that a communicator of the engine cuda has
 REDUCED = [
     torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64,
 ]  # fmt: skip
@@ -491,6 +492,67 @@ def aborts_beside_graphs(rank: int, size: int, store: str, kept: bool) -> str:
         text = str(error)
     library.call("ncclCommDestroy", comm)
     return text
+
+
+def memory_of_threads(rank: int, size: int, store: str) -> None:
+    """Memory that a thread without a context has allocated is that of device 0, and such a thread gives it back."""
+    torch.cuda.set_device(0)
+    torch.cuda.init()
+    mine_of(rank)
+    library, at = Library(), ctypes.c_void_p()
+    with ThreadPoolExecutor(1) as pool:
+        before = torch.cuda.mem_get_info()[0]
+        pool.submit(library.call, "ncclMemAlloc", ctypes.byref(at), SLOTS).result()
+        assert before - torch.cuda.mem_get_info()[0] >= SLOTS
+        library.call("ncclMemFree", at)
+        assert torch.cuda.mem_get_info()[0] == before
+        library.call("ncclMemAlloc", ctypes.byref(at), SLOTS)
+        pool.submit(library.call, "ncclMemFree", at).result()
+        assert torch.cuda.mem_get_info()[0] == before
+
+
+def reduce_all(library: Library, comm: ctypes.c_void_p, tensors: list[torch.Tensor]) -> None:
+    library.call("ncclGroupStart")
+    for t in tensors:
+        library.call("ncclAllReduce", pointer(t), pointer(t), N, FLOAT32, SUM, comm, stream())
+    library.call("ncclGroupEnd")
+
+
+def memory_of_graphs(rank: int, size: int, store: str, told: bool) -> int:
+    """Makes a communicator with a graph, destroys both, and so on. Returns how many bytes of the device are gone: as
+    soon as they are fewer than two communicators have, where the driver tells of the end of graphs."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    library, names = Library(), dist.FileStore(store, size)
+    first = 0
+    for cycle in range(5):
+        if rank == 0:
+            names.set(f"id {cycle}", library.unique_id())
+        comm = library.communicator(size, names.get(f"id {cycle}"), rank)
+        tensors = [mine_of(rank) for _ in range(2)]
+        reduce_all(library, comm, tensors)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            reduce_all(library, comm, tensors)
+        graph.replay()
+        torch.cuda.synchronize()
+        graph.reset()
+        del graph
+        names.set(f"launched {cycle} {rank}", b"")
+        for peer in range(size):
+            names.get(f"launched {cycle} {peer}")
+        library.call("ncclCommDestroy", comm)
+        free, _ = torch.cuda.mem_get_info()
+        if cycle == 0:
+            first = free
+    end = time.monotonic() + 60
+    while told and first - torch.cuda.mem_get_info()[0] >= 2 * SLOTS and time.monotonic() < end:
+        time.sleep(0.01)
+    gone = first - torch.cuda.mem_get_info()[0]
+    names.set(f"measured {rank}", b"")
+    for peer in range(size):
+        names.get(f"measured {peer}")
+    return gone
 
 
 def to_itself(rank: int, size: int, store: str) -> str:

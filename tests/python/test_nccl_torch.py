@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 import device_training
 from cuda_bed import CudaBed, fake_cuda
 from device_bed import Schedule, by_turns
+from facade_ranks import SLOTS
 from nccl_facade import FACADE
 from selection import quickly
 from worlds import Pool
@@ -135,6 +136,20 @@ def test_an_abort_beside_graphs(facade_bed: CudaBed, kept: bool, told: bool) -> 
         settings["EMULATOR_FAULTS"] = "cuUserObjectCreate@1+=not_supported"
     text = facade_bed.ranks("facade_ranks:aborts_beside_graphs", 2, kept, **settings)[1]
     assert ("was aborted by rank 0" if kept or not told else "has left") in text, text
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+def test_memory_of_graphs_that_are_gone(facade_bed: CudaBed, told: bool) -> None:
+    """It comes back, where the driver tells of the end of graphs."""
+    settings = {**SETTINGS, "SAGECOMM_ENGINE": "cuda"}
+    if not told:
+        settings["EMULATOR_FAULTS"] = "cuUserObjectCreate@1+=not_supported"
+    for gone in facade_bed.ranks("facade_ranks:memory_of_graphs", 2, told, **settings):
+        assert gone < 2 * SLOTS if told else gone >= 4 * SLOTS, gone
+
+
+def test_memory_of_threads(facade_bed: CudaBed) -> None:
+    facade_bed.ranks("facade_ranks:memory_of_threads", 1, **SETTINGS)
 
 
 @pytest.mark.parametrize("engine", quickly(["staged"], ["staged", "cuda"]))

@@ -58,6 +58,7 @@ _SLEEP = "fake CUDA has no kernel that sleeps"
 # What fails in one configuration for reasons that are not the name's.
 OF_ONE_CONFIGURATION: dict[str, dict[str, str]] = {
     "cuda": ON_EMULATED_DEVICES,
+    "c10d_nccl": {},
     "backends": {"Collectives.test_gather_into_tensor_deprecated": _WARNING},
     "backends_cuda": {
         "Collectives.test_gather_into_tensor_deprecated": _WARNING,
@@ -73,16 +74,8 @@ _ON_BOTH = {
     "test_send_recv_nccl_torch_profiler": ON_EMULATED_DEVICES["test_ddp_profiling_torch_profiler"],
 }
 
-_ABORTED = (
-    "rank 1 aborts its communicator with an operation, and the end of rank 0's raises that; NCCL tells rank 0 nothing"
-)
-
 # What fails with ProcessGroupNCCL.
-ON_NCCL = {
-    **_ON_BOTH,
-    "test_monitored_barrier_allreduce_hang": _ABORTED,
-    "test_monitored_barrier_allreduce_hang_wait_all_ranks": _ABORTED,
-}
+ON_NCCL = _ON_BOTH
 
 _PROFILE = "ProcessGroupNCCL2 records no ranges under the names that the test looks for"
 _DEVICE = "the test has tensors of device 0 on rank 1, and ProcessGroupNCCL2 takes those of the group's device only"

@@ -7,8 +7,8 @@
     python tests/suites/run.py cuda --compare           both, and whether all that passes on gloo passes on sagecomm
 
 Where tests are told "sagecomm", those run whose skip has no other reason than the name, on gloo as well. The
-configurations whose names begin with "backends" need files of torch's repository: the variable TORCH_TESTS names their
-folder, `test/distributed`.
+configurations c10d_nccl, and those whose names begin with "backends", need files of torch's repository: the variable
+TORCH_TESTS names their folder, `test/distributed`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ CONFIGURATIONS = {
     "nccl": Configuration(
         told="nccl",
         ranks=2,
-        at_least=134,
+        at_least=136,
         smoke=(
             "test_all_reduce_sum_cuda_async",
             "test_all_to_all_cuda",
@@ -116,6 +116,15 @@ CONFIGURATIONS = {
         nccl_class="ProcessGroupNCCL",
     ),
     "nccl2": Configuration(told="nccl", ranks=2, at_least=121, cuda=True, nccl_class="ProcessGroupNCCL2"),
+    "c10d_nccl": Configuration(
+        told="nccl",
+        ranks=2,
+        at_least=0,
+        tests="c10d_nccl_tests",
+        from_repository=True,
+        cuda=True,
+        nccl_class="ProcessGroupNCCL",
+    ),
 }
 
 
@@ -123,7 +132,7 @@ def expected_failures(name: str) -> dict[str, str]:
     """The tests that are expected to fail in that configuration, and why."""
     if len(DIFFERENCES) > MOST:
         raise SystemExit(f"{len(DIFFERENCES)} expected differences, {MOST} are allowed: mend something")
-    if of := CONFIGURATIONS[name].nccl_class:
+    if (of := CONFIGURATIONS[name].nccl_class) and name not in OF_ONE_CONFIGURATION:
         return ON_NCCL2 if of == "ProcessGroupNCCL2" else ON_NCCL
     failures = {test: each.reason for test, each in DIFFERENCES.items() if name in each.configurations}
     return failures | OF_ONE_CONFIGURATION.get(name, {})

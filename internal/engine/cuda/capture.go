@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -92,10 +93,15 @@ type captures struct {
 	base   int64       // slot of its next operation's first chunk
 
 	released  []atomic.Bool // by rank: nothing waits for its tokens
-	releasing atomic.Bool   // that is seen to until the process ends
-	broken    bool          // setting them has panicked; used by the goroutine that sets tokens
+	releasing atomic.Bool   // that is seen to while there may be graphs
+	setting   sync.Mutex    // held while they are set again; guards broken and ended
+	broken    bool          // setting them has panicked
+	ended     bool          // they are set no more
 	asked     time.Time     // when the system was last asked whether peers live; guarded as Member.State is
 }
+
+// graphs reports whether graphs may have operations.
+func (m *member) graphs() bool { return m.captures.any.Load() && m.hasGraphs() }
 
 // Device implements vendor.Capturer.
 func (m *member) Device() device.Capturer { return m.d }

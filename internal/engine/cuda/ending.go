@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +30,7 @@ const (
 // Release implements vendor.Member.
 func (m *member) Release(idle func() bool) {
 	m.released.Store(true)
-	graphs := m.captures.any.Load() // one may be running
+	graphs := m.graphs() // one may be running
 	if !graphs && idle() {
 		return
 	}
@@ -76,7 +77,7 @@ func (m *member) releaseOnce() {
 	}
 }
 
-// releaseTokens ends all waits for tokens of some peers, from now until the process ends, because graphs may be launched until then. A
+// releaseTokens ends all waits for tokens of some peers, from now on as long as there may be graphs, which may be launched. A
 // stream clears the token for which it has waited, so the CPU sets it again, to a value that no peer gives: so it finds out that a stream
 // goes on.
 func (m *member) releaseTokens(ranks []int) {
@@ -89,7 +90,7 @@ func (m *member) releaseTokens(ranks []int) {
 	}
 }
 
-// released has the members whose tokens are set until the process ends.
+// released has the members whose tokens are set as long as there may be graphs.
 var released = tokenSetter{more: make(chan struct{}, 1)}
 
 // tokenSetter sets the tokens of all members on one goroutine, which begins with the first of them. A panic makes the group of the member
@@ -97,13 +98,15 @@ var released = tokenSetter{more: make(chan struct{}, 1)}
 type tokenSetter struct {
 	mu      sync.Mutex
 	members []*member
+	runs    bool
 	more    chan struct{} // has a value when a member has come
 }
 
 func (s *tokenSetter) add(m *member) {
 	s.mu.Lock()
 	s.members = append(s.members, m)
-	first := len(s.members) == 1
+	first := !s.runs
+	s.runs = true
 	s.mu.Unlock()
 	if first {
 		go s.run()
@@ -113,6 +116,16 @@ func (s *tokenSetter) add(m *member) {
 	case s.more <- struct{}{}:
 	default: // it looks at the list next
 	}
+}
+
+// remove ends the setting of a member's tokens. Requires: no graph waits for them.
+func (s *tokenSetter) remove(m *member) {
+	m.captures.setting.Lock()
+	m.captures.ended = true
+	m.captures.setting.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.members = slices.DeleteFunc(slices.Clone(s.members), func(each *member) bool { return each == m })
 }
 
 func (s *tokenSetter) run() {
@@ -125,7 +138,7 @@ func (s *tokenSetter) run() {
 			pause = busyTokens
 		}
 		s.mu.Lock()
-		list := s.members // of which the first ones never change
+		list := s.members // a part of the slice that never changes
 		s.mu.Unlock()
 		pause = min(2*pause, idleTokens)
 		for _, m := range list {
@@ -143,17 +156,19 @@ func (s *tokenSetter) run() {
 
 // set sets the tokens of a member. After a panic, which it reports, run goes on, on a goroutine of its own.
 func (s *tokenSetter) set(m *member) (changed, whole bool) {
-	if m.captures.broken {
-		return false, true
-	}
 	m.guard(func() {
+		c := &m.captures
+		c.setting.Lock()
 		defer func() {
+			c.broken = c.broken || !whole
+			c.setting.Unlock()
 			if !whole {
-				m.captures.broken = true
 				go s.run()
 			}
 		}()
-		changed = m.setTokens()
+		if !c.broken && !c.ended {
+			changed = m.setTokens()
+		}
 		whole = true
 	})
 	return changed, whole
@@ -224,7 +239,7 @@ func (m *member) Destroy() {
 	for _, rank := range m.otherRanks() {
 		m.peers[rank].inbox.store(departed, m.rank, 1)
 	}
-	if m.captures.any.Load() {
+	if m.graphs() {
 		m.releaseTokens(m.otherRanks())
 	}
 }
@@ -259,9 +274,10 @@ func (m *member) gone(rank int) bool {
 // Memory that a peer does not close stays allocated until the process ends, and so does all memory if graphs may use it.
 func (m *member) Free() {
 	m.releasing.Wait()
-	if m.captures.any.Load() {
+	if m.graphs() {
 		return
 	}
+	released.remove(m)
 	m.closePeers()
 	for end := time.Now().Add(closeBound); !m.allClosed(); time.Sleep(10 * releaseEvery) {
 		if time.Now().After(end) {

@@ -32,6 +32,7 @@ type driver interface {
 type member struct {
 	d          driver
 	guard      func(f func()) // vendor.Group.Guard
+	hasGraphs  func() bool    // vendor.Group.HasGraphs
 	rank, size int
 	methods    []shmem.Method
 	slots      shared // of this rank
@@ -64,7 +65,7 @@ var _ vendor.Capturer = (*member)(nil)
 // newMember makes the inbox of a rank.
 func newMember(d driver, g vendor.Group, methods []shmem.Method, choices *algo.DeviceChoices) (m *member, o offer, err error) {
 	rank, size := g.Rank, g.Size
-	m = &member{d: d, guard: g.Guard, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size, choices),
+	m = &member{d: d, guard: g.Guard, hasGraphs: g.HasGraphs, rank: rank, size: size, methods: methods, peers: make([]peer, size), lowering: newLowering(rank, size, choices),
 		captures: captures{planner: newCapturing(rank, size, choices), released: make([]atomic.Bool, size)}}
 	for w := range m.newest {
 		m.newest[w] = make([]atomic.Uint32, size)

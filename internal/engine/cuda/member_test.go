@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -294,6 +295,38 @@ func TestReleaseOfGraphs(t *testing.T) {
 	require.ErrorIs(t, err, errReleased)
 	m[0].Free()
 	require.Zero(t, d[0].released.Load())
+}
+
+// Memory that graphs have used comes back when they are gone, and nothing sets tokens in it any more.
+func TestFreeWhenGraphsAreGone(t *testing.T) {
+	m, d := pair(t)
+	var gone atomic.Bool
+	for _, one := range m {
+		one.hasGraphs = func() bool { return !gone.Load() }
+		captureOn(t, one, 1)
+		one.Release(func() bool { return true })
+		require.Contains(t, released.members, one)
+	}
+	m[0].Free()
+	require.Zero(t, d[0].released.Load())
+	gone.Store(true)
+	var both sync.WaitGroup
+	for _, one := range m {
+		both.Go(one.Free)
+	}
+	both.Wait()
+	for rank, one := range m {
+		require.EqualValues(t, 2, d[rank].released.Load())
+		require.NotContains(t, released.members, one)
+		changed, whole := released.set(one)
+		require.False(t, changed)
+		require.True(t, whole)
+	}
+	again, _ := pair(t)
+	again[0].hasGraphs = func() bool { return false }
+	captureOn(t, again[0], 1)
+	again[0].Release(func() bool { return true })
+	require.Zero(t, again[0].own.load(tokenOf(filled, 0), 1), "no graph waits")
 }
 
 // Peers are told that what a rank's graph does may be void before its waits end, so no output of theirs that follows from it counts. Here

@@ -3,6 +3,8 @@ package vendor
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"time"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -68,6 +70,8 @@ func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) er
 // capture queues the commands of an operation in the caller's stream.
 // Requires: issuing.
 func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream, call runner.Call, op coll.Op) (begun bool, err error) {
+	e.capturing.Add(1)
+	defer e.capturing.Add(-1)
 	rt := member.Device()
 	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.takeCaptured(rt, bytes) })
 	if err != nil {
@@ -151,25 +155,41 @@ func (c *communicator) counting(rt device.Capturer, stream device.Stream, number
 }
 
 // takeCaptured returns the address of memory with so much room for an operation of a graph. Captured operations of a group run one after
-// the other, so they share it.
+// the other, so they share it. Memory that was too small is given back once there are no graphs.
 // Requires: Engine.issuing.
 func (c *communicator) takeCaptured(rt device.Capturer, bytes uint64) (uintptr, error) {
+	if older := c.captured.older; len(older) > 0 && c.engine.Graphs() == (Graphs{}) {
+		c.captured.older = nil
+		c.engine.group.Go(func() { releaseAll(older) }) // a driver may wait for the device
+	}
 	if bytes > c.captured.room {
 		room := max(c.captured.room, leastScratch)
 		for room < bytes {
 			room *= 2
 		}
+		var memory device.Memory
 		err := rt.Relaxed(func() (err error) {
-			c.captured.memory, err = rt.Allocate(room, c.engine.library())
+			memory, err = rt.Allocate(room, c.engine.library())
 			return err
 		})
 		if err != nil {
-			c.captured.room = 0
 			return 0, err
 		}
-		c.captured.room = room
+		if c.captured.memory != nil {
+			c.captured.older = append(c.captured.older, c.captured.memory)
+		}
+		c.captured.memory, c.captured.room = memory, room
 	}
 	return c.captured.memory.Address(), nil
+}
+
+// releaseAll gives memory back. Requires: no graph and no kernel uses it.
+func releaseAll(list []device.Memory) {
+	runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
+	defer runtime.UnlockOSThread()
+	for _, m := range list {
+		m.Release()
+	}
 }
 
 // Captured returns how many operations graphs have got.
@@ -200,4 +220,20 @@ func (e *Engine) Graphs() Graphs {
 		all.Live += c.Live()
 	}
 	return all
+}
+
+func (e *Engine) hasGraphs() bool { return e.capturing.Load() > 0 || e.Graphs() != (Graphs{}) }
+
+// Between two looks for graphs that are left.
+const graphsEvery = 100 * time.Millisecond
+
+// awaitGraphs returns when no graph has operations of a communicator that is closed. It reports false where the driver does not tell.
+func (c *communicator) awaitGraphs() bool {
+	if c.captured.graphs == nil {
+		return true
+	}
+	for sleep := time.Millisecond; c.captured.graphs.Live() > 0; sleep = min(2*sleep, graphsEvery) {
+		time.Sleep(sleep)
+	}
+	return !c.engine.uncounted.Load()
 }

@@ -41,10 +41,11 @@ type communicator struct {
 	scratch scratch
 
 	// captured is what is kept of captured operations: the newest memory for their buffers, and the number of the newest capture with the
-	// mark behind its last operation. Memory that was allocated before stays allocated, because graphs use it. Guarded by Engine.issuing.
+	// mark behind its last operation. Graphs may use older memory, which had less room. Guarded by Engine.issuing.
 	captured struct {
 		memory device.Memory
 		room   uint64
+		older  []device.Memory
 		number uint64
 		mark   device.Mark // nil: there was no capture
 		graphs device.GraphCount
@@ -268,7 +269,7 @@ func (c *communicator) down() {
 }
 
 // close ends the communicator in the background, and gives back what it has. Where kernels cannot be ended, the stream and the memory stay
-// with them.
+// with them. What graphs use comes back when they are gone, if the driver tells that.
 // Requires: no operation is under way.
 func (c *communicator) close() {
 	close(c.stop)
@@ -284,6 +285,12 @@ func (c *communicator) close() {
 		}
 		c.scratch.release()
 		c.engine.pool.giveStream(c.place, c.stream)
+		if !c.awaitGraphs() {
+			return
+		}
+		if c.captured.memory != nil {
+			releaseAll(append(c.captured.older, c.captured.memory))
+		}
 		c.joined.Free()
 	})
 }

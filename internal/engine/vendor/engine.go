@@ -54,8 +54,13 @@ type Group struct {
 	// Guard calls a function. A panic of it makes the group fail, or is only printed where the group's memory is gone.
 	Guard func(f func())
 
-	exits func() bool // reports whether the process ends
+	exits     func() bool // reports whether the process ends
+	hasGraphs func() bool // Engine.hasGraphs
 }
+
+// HasGraphs reports whether graphs may have operations of the engine. Where the driver tells when graphs end, a group that captures no more
+// has none some time after the last one.
+func (g *Group) HasGraphs() bool { return g.hasGraphs == nil || g.hasGraphs() }
 
 // Go calls a function on a goroutine, in Guard. No engine has another goroutine: a panic in one would end the user's process.
 func (g *Group) Go(f func()) { go g.Guard(f) }
@@ -78,6 +83,7 @@ type Engine struct {
 
 	captured  atomic.Uint64 // operations
 	uncounted atomic.Bool   // graphs have operations, and the driver does not tell when they end
+	capturing atomic.Int64  // operations that are being captured, whose graph may not be counted yet
 	reports   atomic.Int64  // errors that wait until the group is down
 
 	mu     sync.Mutex // guards what follows; held for an instant
@@ -98,9 +104,12 @@ var (
 // or one that was made with it.
 func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	g.exits = func() bool { return pool.exits.Load() }
-	return &Engine{Engine: others, without: without, group: g, method: method, pool: pool, open: open, issuing: newTurn(),
+	e := &Engine{Engine: others, without: without, method: method, pool: pool, open: open, issuing: newTurn(),
 		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}, early: map[coll.Device]bool{},
 		gone: make(chan struct{})}
+	g.hasGraphs = e.hasGraphs
+	e.group = g
+	return e
 }
 
 // Name implements engine.Engine.

@@ -70,6 +70,9 @@ func (c *graphCaller) Do(op coll.Op, b Buffers, stream uintptr) error {
 	return c.Communicator.Do(list, stream)
 }
 
+// graphs reports whether graphs may have kernels.
+func (c *graphCaller) graphs() bool { return c.any.Load() && c.group.HasGraphs() }
+
 // Device implements Capturer.
 func (c *graphCaller) Device() device.Capturer { return c.device }
 
@@ -91,7 +94,7 @@ func (c *graphCaller) Capture(op coll.Op, b Buffers, stream device.Stream, _ uin
 // Abort implements Member. The call ends the kernels of graphs that are running, or are launched later, at once, and waits for the end of
 // the graphs then.
 func (c *graphCaller) Abort() bool {
-	if !c.any.Load() {
+	if !c.graphs() {
 		return c.abort()
 	}
 	return c.abortWithin(graphsBound)
@@ -115,7 +118,7 @@ func (c *graphCaller) abortWithin(bound time.Duration) bool {
 }
 
 func (c *graphCaller) abort() (ended bool) {
-	if s, is := c.Communicator.(Settler); is && c.any.Load() {
+	if s, is := c.Communicator.(Settler); is && c.graphs() {
 		s.Settle()
 	}
 	c.relaxed(func() { ended = c.Communicator.Abort() })
@@ -136,17 +139,18 @@ func (c *graphCaller) relaxed(f func()) {
 	}
 }
 
-// Destroy implements Member. A communicator that graphs use is not destroyed. It is aborted later, so that a graph that is launched then does
-// not wait for its peers for ever: not at once, since nobody tells whether graphs of this rank and of its peers are running.
+// Destroy implements Member. A communicator that graphs use is not destroyed, unless the driver tells soon that they are gone. It is aborted
+// later, so that a graph that is launched then does not wait for its peers for ever: not at once, since nobody tells whether graphs of this
+// rank and of its peers are running.
 // In a process that ends, those of this rank are of no use any more. It waits for the peers only: threads of this process still send what its
 // kernels have left to them. The abort ends kernels at once, and the end of the graphs, which comes with their objects, is waited for by nobody.
 func (c *graphCaller) Destroy() {
-	if !c.any.Load() {
-		c.relaxed(c.Communicator.Destroy)
-		return
-	}
 	sleep := time.Millisecond
 	for end := time.Now().Add(graphsLinger); time.Now().Before(end); sleep = min(2*sleep, 20*time.Millisecond) {
+		if !c.graphs() {
+			c.relaxed(c.Communicator.Destroy)
+			return
+		}
 		if c.group.exits() && c.group.Left() {
 			break
 		}

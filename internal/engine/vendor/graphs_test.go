@@ -247,6 +247,26 @@ func TestTheEndOfACommunicatorWithGraphs(t *testing.T) {
 	require.True(t, g.destroyed)
 }
 
+// A communicator whose graphs are gone ends in peace.
+func TestTheEndOfACommunicatorWhoseGraphsAreGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, g := graphMember()
+		m.any.Store(true)
+		began := time.Now()
+		m.group.hasGraphs = func() bool { return time.Since(began) < graphsLinger/5 }
+		m.group.exits = func() bool { return false }
+		m.Destroy()
+		require.True(t, g.destroyed)
+		require.InDelta(t, graphsLinger/5, time.Since(began), float64(graphsLinger)/20)
+
+		m, g = graphMember()
+		m.any.Store(true)
+		m.group.hasGraphs = func() bool { return false }
+		close(g.gone)
+		require.True(t, m.Abort())
+	})
+}
+
 // A communicator with graphs ends after a bound, since graphs of this rank may be running. The end of the process does not wait for those, but
 // for peers that have not left: their graphs may need what this process does for them. Nobody waits for objects of graphs.
 func TestAProcessLingersForGraphsOfPeers(t *testing.T) {
@@ -265,6 +285,7 @@ func TestAProcessLingersForGraphsOfPeers(t *testing.T) {
 				p := NewPool()
 				others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
 				e := New(Calls(nil), group, others, others, p, nil)
+				e.uncounted.Store(true)
 				m, g := graphMember()
 				defer close(g.gone) // the graphs outlive it
 				m.group = e.group
