@@ -35,7 +35,8 @@ var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
 // openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
 // one that await takes.
 func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
-	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)]}
+	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)], unacked: env.LinkTimeout.Get(g.settings),
+		listens: fmt.Sprint(env.SocketIfname.Get(g.settings), env.PortRange.Get(g.settings))}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {

@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -364,6 +365,51 @@ func TestChecksumSettings(t *testing.T) {
 	id := machineID()
 	require.NotEqual(t, tcp.Machine{}, id)
 	require.Equal(t, id, machineID(), "the boot id is the same")
+}
+
+// Groups that differ in where they listen, or in when a link counts as lost, share no links. A setting that cannot be kept is an error for a later group too.
+func TestSettingsOfLinks(t *testing.T) {
+	eachAProcess(t)
+	first, second := freePort(t), freePort(t)
+	var seen []*network
+	for _, c := range []options{{}, {"port_range": first}, {"port_range": second}, {"socket_ifname": "127.0.0.1"}, {"link_timeout": "3"}} {
+		w, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+			o := onHosts("01")(rank)
+			if rank == 0 || c["port_range"] == "" { // ranks of one machine cannot have one port
+				for name, value := range c {
+					o[name] = value
+				}
+			}
+			return o
+		})
+		require.NoError(t, errors.Join(errs...))
+		n := w.groups[0].links.network
+		require.NotContains(t, seen, n, "%v", c)
+		seen = append(seen, n)
+		if port := c["port_range"]; port != "" {
+			require.Equal(t, port, fmt.Sprint(n.at[0].Port()))
+		}
+		w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+	}
+	_, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+		o := onHosts("01")(rank)
+		o["socket_ifname"] = "=no_such_interface"
+		return o
+	})
+	for _, err := range errs {
+		require.ErrorContains(t, err, "no network interface of this host is chosen by SAGECOMM_SOCKET_IFNAME")
+	}
+}
+
+// freePort returns a port that nobody listens at.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	return port
 }
 
 // The engine cuda is for ranks of one host. Where no rank has a vendor's library either, tensors of devices go through the host.

@@ -46,8 +46,10 @@ type networkKey struct {
 	secret   handshake.Key // by which processes prove that they belong to a job; zero: each group draws one
 	machines bool          // loopback does not lead to all other processes
 	files    [32]byte      // of encryption
+	listens  string        // the settings of where the process listens
 
 	checksums tcp.Checksums
+	unacked   time.Duration // SAGECOMM_LINK_TIMEOUT
 }
 
 // network is this process's end of links, with the listeners, and what crosses for its groups.
@@ -250,7 +252,9 @@ func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.En
 		return nil, fmt.Errorf("sagecomm: the ranks are on several machines, or in several network namespaces, and this process could only listen at %v: set SAGECOMM_SOCKET_IFNAME to a network that joins them", n.at[0].Addr())
 	}
 	_, _ = rand.Read(n.id[:]) // it does not fail
-	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set, Checksums: key.checksums, Machine: machineID(), Strangers: mostStrangers,
+	timing := tcp.DefaultTiming
+	timing.Unacked = key.unacked
+	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set, Checksums: key.checksums, Timing: timing, Machine: machineID(), Strangers: mostStrangers,
 		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
 		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
 	if err != nil {

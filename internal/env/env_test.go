@@ -67,6 +67,8 @@ func TestBadValuesNameVariableValueAndAccepted(t *testing.T) {
 		{"SAGECOMM_TIMEOUT=0", "seconds, more than 0, or group"},
 		{"SAGECOMM_TIMEOUT=NaN", "seconds"},
 		{"SAGECOMM_TIMEOUT=1e300", "seconds"},
+		{"SAGECOMM_LINK_TIMEOUT=0.9", "seconds, 1 to 60"},
+		{"SAGECOMM_LINK_TIMEOUT=61", "seconds, 1 to 60"},
 		{"SAGECOMM_SPIN=1.5", "microseconds"},
 		{"SAGECOMM_PROGRESS_CPU=3-1", "list of cores"},
 		{"SAGECOMM_PROGRESS_CPU=0-99999999", "list of cores"},

@@ -146,6 +146,18 @@ func seconds() parser[time.Duration] {
 	}}
 }
 
+// secondsWithin accepts a number of seconds within bounds.
+func secondsWithin(least, most time.Duration) parser[time.Duration] {
+	accepts := fmt.Sprintf("seconds, %v to %v", least.Seconds(), most.Seconds())
+	return parser[time.Duration]{accepts, func(s string) (time.Duration, error) {
+		d, err := seconds().from(s)
+		if err != nil || d < least || d > most {
+			return 0, reject("")
+		}
+		return d, nil
+	}}
+}
+
 func microseconds() parser[time.Duration] {
 	const most = 10_000_000
 	return parser[time.Duration]{"microseconds, 0 to 10000000", func(s string) (time.Duration, error) {

@@ -1,6 +1,9 @@
 package env
 
-import "syscall"
+import (
+	"syscall"
+	"time"
+)
 
 //go:generate go run ./gendoc ../../docs/environment.md
 
@@ -92,6 +95,9 @@ var (
 
 	PortRange = declare("PORT_RANGE", "auto", ports(),
 		"Ports of which links to other hosts, and the store of unique ids, take the first free one each; `auto` leaves the choice to the system.")
+
+	LinkTimeout = declare("LINK_TIMEOUT", "1.5", secondsWithin(time.Second, time.Minute),
+		"How long the host at the other end of a link may acknowledge nothing of what was sent, until the link is lost and its group fails: longer than a network that is repaired by itself is silent. Must be the same on all ranks. See docs/hosts.md.")
 
 	SecretFile = declare("SECRET_FILE", "", text("path of a file"),
 		"File with a secret of the job, of 16 bytes or more, without which nobody makes a link or opens the store of a unique id; the same on all ranks.")

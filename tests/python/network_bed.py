@@ -194,6 +194,10 @@ class Network:
         """Pulls the cable of a host."""
         ip("-n", self._switch, "link", "set", f"port{host}", "down")
 
+    def plug(self, host: int) -> None:
+        """Plugs the cable of a host in again."""
+        ip("-n", self._switch, "link", "set", f"port{host}", "up")
+
     def drop(self, source: int, destination: int) -> None:
         """Lets a host drop what it sends to another one, also answers."""
         ip("-n", self.namespace(source), "route", "add", "blackhole", f"{self.address(destination)}/32")

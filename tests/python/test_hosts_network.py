@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ pytestmark = [
 needs_delay = pytest.mark.skipif(bool(why := network_bed.why_no_delay()), reason=why)
 
 CUT_S = 3.0  # until a cut is a failure on all ranks
+REPAIR_S = 2.5  # a cut that ends a link with the default of SAGECOMM_LINK_TIMEOUT
 SLOW_MS = 10  # of a cable, each way, so that an answer from another host comes after 40
 SUM = 4 << 20  # bytes that are summed to see what crosses
 
@@ -201,6 +203,34 @@ def test_a_pulled_cable(network, fresh_world, signals):
     answers = cut(ranks, signals, lambda: hosts.pull(1))
     one_cause(answers, [0, 1], {2, 3})
     one_cause(answers, [2, 3], {0, 1})
+
+
+def sums_until_all_stop(path: str, until: str) -> int:
+    """Sums until rank 0 finds a file, and returns how many there were."""
+    report(path)
+    for calls in itertools.count(1):
+        stops = torch.tensor([float(dist.get_rank() == 0 and os.path.exists(until))])
+        dist.all_reduce(stops)
+        if stops.item():
+            return calls
+    raise AssertionError("counting has ended")
+
+
+def test_a_cable_that_is_plugged_in_again(network, fresh_world, signals, tmp_path):
+    """A cut that is shorter than SAGECOMM_LINK_TIMEOUT is a delay."""
+    hosts = network(2)
+    ranks = fresh_world(4, [each | {"SAGECOMM_LINK_TIMEOUT": "20"} for each in hosts.environments(2, 2)])
+    stop = tmp_path / "stop"
+    outcomes = in_background(ranks, sums_until_all_stop, signals.path, str(stop), store=served_by_host_0)
+    signals.await_many(ranks.size)
+    hosts.pull(1)
+    time.sleep(REPAIR_S)  # it is the cut
+    assert not outcomes.done()
+    hosts.plug(1)
+    stop.touch()
+    answers = outcomes.result(120)
+    assert all(answer.ok for answer in answers), [answer.trace for answer in answers]
+    assert len({answer.value for answer in answers}) == 1
 
 
 @needs_delay

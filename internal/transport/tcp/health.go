@@ -12,13 +12,14 @@ import (
 // lives and that the way there and back is open; whether the process does anything is another matter.
 type Timing struct {
 	Beat     time.Duration // a connection that has sent nothing for so long sends a heartbeat
-	Unacked  time.Duration // a connection is lost when it has made no progress for so long; and how long a link that ends is read
+	Unacked  time.Duration // a connection is lost when it has made no progress for so long
+	Ending   time.Duration // a link that ends is read for so long
 	Greeting time.Duration // a stranger has so long for the handshake and the introduction
 }
 
 // DefaultTiming finds a dead host, or a cut in either direction, on this host too, within 2 s: at most Beat and a look until a heartbeat, the wait
 // and a look.
-var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Millisecond, Greeting: 5 * time.Second}
+var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Millisecond, Ending: 1500 * time.Millisecond, Greeting: 5 * time.Second}
 
 // looks is how often links are looked at: more often than heartbeats are sent, because twice a look is a part of the time until a loss is found.
 func (t Timing) looks() time.Duration { return t.Beat / 2 }

@@ -127,7 +127,7 @@ func withDescriptor(c any, do func(fd uintptr)) {
 }
 
 // Close ends all links, without a call of Lost for those that it ends. What was sent goes out first, and what the others send is read to its
-// end, for Timing.Unacked at most. When Close returns nothing of the node runs any more, Lost included.
+// end, for Timing.Ending at most. When Close returns nothing of the node runs any more, Lost included.
 // Requires: not within the receiver or Lost.
 func (n *Node) Close() {
 	n.mu.Lock()

@@ -155,7 +155,7 @@ func TestPortScan(t *testing.T) {
 	noLeaks(t)
 	a := newEnd(t, nil)
 	b := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 300 * time.Millisecond}
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Ending: time.Minute, Greeting: 300 * time.Millisecond}
 	})
 	for _, text := range []string{"", "GET / HTTP/1.1\r\n\r\n", linkProtocol.Magic, linkProtocol.Magic + string(make([]byte, 8<<10)), "sagestr1"} {
 		for range 60 {
@@ -185,7 +185,9 @@ func TestManyProcessesDialAtOnce(t *testing.T) {
 	if need := uint64(2*dialers + 200); limit.Cur < need {         // both ends, and what other tests have
 		t.Skipf("it needs %d descriptors, and may have %d", need, limit.Cur)
 	}
-	b := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Hour} })
+	b := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: time.Hour}
+	})
 	b.Expect(dialers)
 	answers := make([][]byte, dialers)
 	errs := make([]error, dialers)
@@ -228,7 +230,7 @@ func TestManyProcessesDialAtOnce(t *testing.T) {
 func TestStrangersOfManyProcesses(t *testing.T) {
 	noLeaks(t)
 	b := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Hour}
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: time.Hour}
 		c.Strangers = 5
 	})
 	bound := func(want int) {
@@ -257,7 +259,7 @@ func TestStrangersOfManyProcesses(t *testing.T) {
 func TestHalfALink(t *testing.T) {
 	noLeaks(t)
 	b := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 500 * time.Millisecond}
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Ending: time.Minute, Greeting: 500 * time.Millisecond}
 	})
 	introduce := func(i introduction) []byte {
 		c := knock(t, b)
