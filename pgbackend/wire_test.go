@@ -326,7 +326,7 @@ func (x *wireTrial) strike() {
 	default:
 		f := x.draw(x.random, x.wire.ends)
 		if x.early {
-			f.from, f.index, f.skip = -1, -1, x.random.IntN(handshake.HelloBytes)
+			f.from, f.index, f.skip = -1, -1, x.random.IntN(handshake.HelloBytes+handshake.ProofBytes)
 		}
 		x.wire.arm(f)
 	}
