@@ -116,7 +116,7 @@ func (p *Process) network(key networkKey, ranks int, secure *tls.Config, setting
 		return n, nil
 	}
 	all.renewed(key)
-	n, err := p.newNetwork(key, secure, at)
+	n, err := p.newNetwork(key, secure, at, newStrangers(env.Debug.Get(settings) >= env.Info))
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +232,7 @@ func (p *Process) closeNetworks() {
 	}
 }
 
-func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.Endpoint) (*network, error) {
+func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.Endpoint, s *strangers) (*network, error) {
 	listeners, err := at.Open()
 	if err != nil {
 		return nil, err
@@ -255,8 +255,9 @@ func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.En
 	timing := tcp.DefaultTiming
 	timing.Unacked = key.unacked
 	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set, Checksums: key.checksums, Timing: timing, Machine: machineID(), Strangers: mostStrangers,
-		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
-		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
+		Lost:    func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
+		Refused: s.refused,
+		Opened:  runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
 	if err != nil {
 		closeAll(listeners)
 		return nil, err

@@ -35,7 +35,9 @@ type Config struct {
 	TLS      *tls.Config // nil: not encrypted
 	Receiver Receiver
 	Lost     func(l *Link, why error) // called once for a link that is lost, when nothing of it is read or written any more; may be nil
-	Timing   Timing                   // zero: DefaultTiming
+	// Refused is called for each connection that was not admitted, and, with an address that is not valid, where none can be accepted. It may be nil.
+	Refused func(from netip.AddrPort, why error)
+	Timing  Timing // zero: DefaultTiming
 	// Checksums is compared with that of the other process, and Machine is the kernel that this process runs on.
 	Checksums Checksums
 	Machine   Machine
