@@ -264,6 +264,8 @@ func FuzzDescriptions(f *testing.F) {
 	f.Add([]byte("null"), []byte("null"))
 	f.Add(withoutEngines(f, other), at)
 	f.Add(bytes.ReplaceAll(other, []byte("host 1"), []byte("host 0")), []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["1.2.3.4:5"]}`))
+	f.Add(other, wrote[addressRound+"/0"])
+	f.Add(other, []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["0.0.0.0:5"]}`))
 	settings, err := env.Resolve(nil, map[string]string{"probe": "off"})
 	require.NoError(f, err)
 	tuning, err := readTuningSettings(settings)
@@ -280,7 +282,7 @@ func FuzzDescriptions(f *testing.F) {
 		}
 		_, _, _ = g.who(1), g.machines(), g.crowded()
 		l := &groupLinks{}
-		if err := l.readAddresses([][]byte{wrote[addressRound+"/0"], addresses}, 0); err != nil {
+		if err := l.readAddresses([][]byte{wrote[addressRound+"/0"], addresses}, 0, g.members); err != nil {
 			require.Contains(t, err.Error(), "rank 1")
 			return
 		}
@@ -289,6 +291,9 @@ func FuzzDescriptions(f *testing.F) {
 			require.Len(t, p.at.ID, len(tcp.Identity{}))
 			require.NotEmpty(t, p.at.At)
 			ranks += len(p.ranks)
+			for _, rank := range p.ranks {
+				require.Equal(t, g.members[p.ranks[0]].hostKey(), g.members[rank].hostKey())
+			}
 		}
 		require.Equal(t, 2, ranks)
 	})

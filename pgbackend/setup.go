@@ -25,7 +25,9 @@ type setup struct {
 	Engine    string `json:"engine"`
 	Fusion    bool   `json:"fusion,omitempty"`
 
-	LinkTimeout string `json:"link_timeout,omitempty"` // a duration; "" is the default
+	// "" is the default.
+	LinkTimeout     string `json:"link_timeout,omitempty"`
+	DataConnections string `json:"data_connections,omitempty"`
 }
 
 func (g *Group) setup(methods []shmem.Method) setup {
@@ -37,7 +39,7 @@ func (g *Group) setup(methods []shmem.Method) setup {
 	}
 	w := g.tuningSettings
 	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ","), env.Engine.Get(g.settings), env.Fusion.Get(g.settings),
-		unlessDefault(env.LinkTimeout, g.settings)}
+		unlessDefault(env.LinkTimeout, g.settings), unlessDefault(env.DataConnections, g.settings)}
 }
 
 // unlessDefault returns the value of a variable as text, "" for its default.
@@ -85,6 +87,8 @@ func difference(a, b int, of, other setup) error {
 		return variable(env.Fusion.Name(), offStatic(of.Fusion), offStatic(other.Fusion))
 	case of.LinkTimeout != other.LinkTimeout:
 		return variable(env.LinkTimeout.Name(), of.LinkTimeout, other.LinkTimeout)
+	case of.DataConnections != other.DataConnections:
+		return variable(env.DataConnections.Name(), of.DataConnections, other.DataConnections)
 	case of.ShmAttach != other.ShmAttach:
 		return variable(env.ShmAttach.Name(), cmp.Or(of.ShmAttach, "nothing"), cmp.Or(other.ShmAttach, "nothing"))
 	}
