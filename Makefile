@@ -242,7 +242,7 @@ soak: build ## run faults, deaths and random programs for MINUTES=60
 .PHONY: fuzz
 fuzz: compilers ## run every fuzzer for SECONDS=60, or those of the packages IN="./internal/shadow ..."
 	cd $(root) && for package in $(or $(IN),$$($(go) list ./...)); do \
-	  for name in $$(grep -hso '^func Fuzz[A-Za-z]*' $$($(go) list -f '{{$$dir := .Dir}}{{range .TestGoFiles}}{{$$dir}}/{{.}} {{end}}' $$package) /dev/null | cut -d ' ' -f 2); do \
+	  for name in $$(grep -hso '^func Fuzz[A-Za-z]*' $$($(go) list -f '{{$$dir := .Dir}}{{range .TestGoFiles}}{{$$dir}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$dir}}/{{.}} {{end}}' $$package) /dev/null | cut -d ' ' -f 2); do \
 	    $(go) test -vet=off -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(SECONDS),60)s \
 	      -fuzzminimizetime 2s -parallel 1 $$package || exit 1; \
 	  done; \

@@ -326,6 +326,44 @@ func FuzzRecordsOfLinks(f *testing.F) {
 	})
 }
 
+// Whatever ranks choose in a split, the new group has those of one color in the order of their keys; what cannot be read is named, and an invitation is
+// an id or an error.
+func FuzzColors(f *testing.F) {
+	f.Add([]byte(`{"Color":1,"Key":2}`), []byte(`{"Color":1,"Key":-9}`), int64(1), []byte(`{"why":"no port"}`))
+	f.Add([]byte(`{}`), []byte("null"), int64(0), []byte("{}"))
+	f.Add([]byte("["), []byte(`{"Color":1e99}`), int64(-1), []byte(`{"id":"AAAA"}`))
+	for _, one := range []place{{0, 0}, {-1, 3}, {1 << 40, -1}} {
+		text, err := json.Marshal(one)
+		require.NoError(f, err)
+		id := bootstrap.ID{}.Encode()
+		told, err := json.Marshal(invitation{ID: id[:]})
+		require.NoError(f, err)
+		f.Add(text, text, int64(one.Color), told)
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte, color int64, invited []byte) {
+		if id, err := readInvitation(invited); err == nil {
+			require.NotEmpty(t, id.Addresses)
+		}
+		mine, err := json.Marshal(place{Color: int(color)})
+		require.NoError(t, err)
+		all := [][]byte{mine, first, second}
+		places, wrong, err := readPlaces(all)
+		if err != nil {
+			require.False(t, json.Valid(all[wrong]) && json.Unmarshal(all[wrong], &place{}) == nil)
+			return
+		}
+		members := Child{Color: int(color)}.members(places)
+		require.Equal(t, color >= 0, slices.Contains(members, 0))
+		for i, rank := range members {
+			require.EqualValues(t, color, places[rank].Color)
+			if i > 0 {
+				before := members[i-1]
+				require.True(t, places[before].Key < places[rank].Key || places[before].Key == places[rank].Key && before < rank)
+			}
+		}
+	})
+}
+
 // Whatever a rank tells of its failure, the others make an error of it.
 func FuzzTold(f *testing.F) {
 	f.Add([]byte(`{"status":3,"rank":1,"pid":12,"host":"b"}`), "reason")
