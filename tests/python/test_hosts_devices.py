@@ -26,10 +26,14 @@ PROGRAMS: list[Callable[[], Any]] = [
 ]
 
 
+ONE_EACH, TWO_EACH = (1, 1), (2, 2)  # ranks of each host
+
+
+@pytest.mark.parametrize("shape", quickly([ONE_EACH], [ONE_EACH, TWO_EACH]), ids=str)
 @pytest.mark.parametrize("schedule", quickly([Schedule("lazy")], [Schedule("lazy"), Schedule("random")]), ids=str)
-def test_operations_of_two_hosts(fresh_world: Worlds, schedule: Schedule) -> None:
+def test_operations_of_two_hosts(fresh_world: Worlds, schedule: Schedule, shape: tuple[int, ...]) -> None:
     def over_hosts(size: int, environment: dict[str, str]) -> World:
-        return fresh_world(size, on_hosts(*[1] * size, **environment))
+        return fresh_world(size, on_hosts(*shape, **environment))
 
     world = ranks(over_hosts, schedule)
     for program in PROGRAMS:

@@ -25,7 +25,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("configuration", ["own", "masquerade", *(["cuda", "nccl"] if torch.version.cuda else [])])
+@pytest.mark.parametrize("configuration", ["own", "own_hosts", "masquerade", *(["cuda", "nccl"] if torch.version.cuda else [])])
 def test_a_few_of_torchs_tests(configuration: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SUITES / "run.py"), configuration, "--smoke"],

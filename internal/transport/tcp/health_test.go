@@ -62,12 +62,29 @@ func TestCutNetwork(t *testing.T) {
 	network.set(t, false)
 	began := time.Now()
 	why := a.awaitLoss(t)
+	require.NotErrorIs(t, why, errLongPackets)
 	require.ErrorIs(t, why, errUnacknowledged)
 	require.ErrorIs(t, b.awaitLoss(t), errUnacknowledged)
 	t.Logf("noticed after %v: %v", time.Since(began), why)
 	var lost *LostError
 	require.True(t, errors.As(why, &lost))
 	require.Equal(t, b.id, lost.Peer)
+}
+
+// Where one connection is not acknowledged and others are, the host lives, and the network may drop long packets.
+func TestNetworkThatDropsSomePackets(t *testing.T) {
+	noLeaks(t)
+	a := newEnd(t, short)
+	b := newEnd(t, func(c *Config) { // it does not notice by itself
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Hour, Ending: time.Second, Greeting: soon}
+	})
+	l := a.linkTo(t, b)
+	b.linkOf(t, a).conns[1].hearsNothing(t)
+	require.NoError(t, l.Send(1, message(1), make([]byte, 9000)))
+	why := a.awaitLoss(t)
+	require.ErrorIs(t, why, errUnacknowledged)
+	require.ErrorIs(t, why, errLongPackets)
+	require.ErrorContains(t, why, "look at their MTU (ping -M do -s 1472)")
 }
 
 // address gives the device an address, in the place of the one that it had.
