@@ -216,10 +216,10 @@ test-streams: build beds ## run the tests on emulated devices under SEEDS=50 see
 	  tests/python/test_nccl_engine.py tests/python/test_nccl_graphs.py tests/python/test_gpu_check.py
 
 .PHONY: test-hosts
-test-hosts: build beds ## run all tests of groups over several hosts
-	cd $(root) && $(go) test -vet=off -count 1 -run 'Host|Link|Prob|Wire|Verdict|Arbiter|TLS|Certificate|Dial|FuzzDescriptions' ./pgbackend
-	cd $(root) && $(go) test -vet=off -count 1 ./internal/shadow ./internal/transport/tcp ./internal/verdict
-	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py
+test-hosts: build beds ## run the tests of groups over several hosts: all of the packages that carry links, and those of hosts alone
+	cd $(root) && $(go) test -vet=off -count 1 -timeout 30m ./pgbackend ./internal/handshake ./internal/shadow ./internal/transport/tcp ./internal/verdict
+	cd $(root) && $(go) run ./tests/faults -match apart
+	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py tests/python/test_elastic.py tests/python/test_launchers.py
 
 # docs/testing.md, Mutants. CI checks only that each patch applies.
 .PHONY: test-mutants

@@ -1,4 +1,5 @@
-"""The program of a rank in test_elastic.py and test_hosts_elastic.py. It is a separate module, so that a rank imports little."""
+"""The program of a rank in test_elastic.py and test_hosts_elastic.py. It is a separate module, so that a
+rank imports little."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ STEPS = 12
 SAVED_EVERY = 3
 DEADLY_STEP = 7
 DEADLY_RANK = 2  # it dies in the first run before the rendezvous, and in the second run at this step
-HELD = "held"  # while there is such a file, ranks from DEADLY_RANK on do not go beyond that step, and the test kills them
+HELD = "held"  # while there is such a file, ranks from DEADLY_RANK on wait at that step for their end
 WIDTH = 5000
 
 

@@ -1,7 +1,8 @@
 """Hosts that are network namespaces of this machine, joined by a switch: what crosses between them goes over TCP and
 an interface of each host, as between machines, and can be cut off.
 
-The switch is a namespace too, so beds do not see each other. A process that is killed leaves names, which why_not() removes.
+The switch is a namespace too, so beds do not see each other. A process that is killed leaves names, which
+why_not() removes.
 It needs root and iproute2; why_not() says what lacks. Cables may have a rate, for which the kernel must have the token
 bucket filter (tbf); why_no_rate() says what lacks. They may have a delay and lose frames (slow_cable.py), for which the
 kernel must have tap devices; why_no_delay() says what lacks.
@@ -163,9 +164,7 @@ class Network:
     (tc(8) has the units); without one, as much as the machine can. What crosses it comes `delay_ms` later in each
     direction, and that part `loss` of its frames is lost. With `ipv6` hosts have addresses of IPv6 alone."""
 
-    def __init__(
-        self, hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0, *, ipv6: bool = False
-    ) -> None:
+    def __init__(self, hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0, *, ipv6: bool = False) -> None:
         self.hosts = hosts
         self.ipv6 = ipv6
         self.rate = rate

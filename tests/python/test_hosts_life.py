@@ -41,7 +41,7 @@ def sockets() -> int:
 
 
 def makes_groups() -> tuple[float, float, int]:
-    """Seconds of making one group of all ranks behind a first one, and six more, and the sockets of the process then."""
+    """Seconds of making one group of all ranks behind a first one, and six more, and the sockets of the process."""
     everybody = list(range(dist.get_world_size()))
     dist.barrier()
     began = time.monotonic()

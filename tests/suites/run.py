@@ -84,7 +84,7 @@ CONFIGURATIONS = {
     "own_hosts": Configuration(
         told="sagecomm",
         ranks=4,
-        at_least=1,
+        at_least=97,
         smoke=(
             "test_DistributedDataParallelCPU",
             "test_all_to_all_single_unequal_split",
