@@ -25,8 +25,8 @@ pytestmark = [
 
 HOSTS = 2
 RENDEZVOUS_PORT = 29600
-# Where agents share the store of the rendezvous with their ranks, an agent that joins a later round is not told where the
-# store is: the agent of rank 0 tells that in its first round only.
+# Where agents share the store of the rendezvous with their ranks, an agent that joins a later round is not told where
+# the store is: the agent of rank 0 tells that in its first round only.
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 # As in test_elastic.py. What the agent starts is in the namespace of its host, too.
