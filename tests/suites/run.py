@@ -89,7 +89,6 @@ CONFIGURATIONS = {
             "test_DistributedDataParallelCPU",
             "test_all_to_all_single_unequal_split",
             "test_batch_isend_irecv_gloo",
-            "test_ddp_uneven_inputs",
             "test_monitored_barrier_gloo_subgroup",
             "test_scatter_object_list",
             "test_send_recv_any_source",
