@@ -216,10 +216,10 @@ test-streams: build beds ## run the tests on emulated devices under SEEDS=50 see
 	  tests/python/test_nccl_engine.py tests/python/test_nccl_graphs.py tests/python/test_nccl_torch.py tests/python/test_gpu_check.py
 
 .PHONY: test-hosts
-test-hosts: build beds ## run all tests of groups over several hosts
-	cd $(root) && $(go) test -vet=off -count 1 -run 'Host|Link|Prob|Wire|Verdict|Arbiter|TLS|Certificate|Dial|FuzzDescriptions' ./pgbackend
-	cd $(root) && $(go) test -vet=off -count 1 ./internal/shadow ./internal/transport/tcp ./internal/verdict
-	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py
+test-hosts: build beds ## run the tests of groups over several hosts: all of the packages that carry links, and those of hosts alone
+	cd $(root) && $(go) test -vet=off -count 1 -timeout 30m ./pgbackend ./internal/handshake ./internal/shadow ./internal/transport/tcp ./internal/verdict
+	cd $(root) && $(go) run ./tests/faults -match apart
+	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py tests/python/test_elastic.py tests/python/test_launchers.py
 
 # docs/testing.md, Mutants. CI checks only that each patch applies.
 .PHONY: test-mutants
@@ -242,7 +242,7 @@ soak: build ## run faults, deaths and random programs for MINUTES=60
 .PHONY: fuzz
 fuzz: compilers ## run every fuzzer for SECONDS=60, or those of the packages IN="./internal/shadow ..."
 	cd $(root) && for package in $(or $(IN),$$($(go) list ./...)); do \
-	  for name in $$(grep -hso '^func Fuzz[A-Za-z]*' $$($(go) list -f '{{$$dir := .Dir}}{{range .TestGoFiles}}{{$$dir}}/{{.}} {{end}}' $$package) /dev/null | cut -d ' ' -f 2); do \
+	  for name in $$(grep -hso '^func Fuzz[A-Za-z]*' $$($(go) list -f '{{$$dir := .Dir}}{{range .TestGoFiles}}{{$$dir}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$dir}}/{{.}} {{end}}' $$package) /dev/null | cut -d ' ' -f 2); do \
 	    $(go) test -vet=off -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(SECONDS),60)s \
 	      -fuzzminimizetime 2s -parallel 1 $$package || exit 1; \
 	  done; \

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/handshake"
+	"sagecomm/internal/observe"
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
 )
@@ -35,7 +37,8 @@ var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
 // openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
 // one that await takes.
 func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
-	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)]}
+	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)], unacked: env.LinkTimeout.Get(g.settings),
+		data: env.DataConnections.Get(g.settings), listens: fmt.Sprint(env.SocketIfname.Get(g.settings), env.PortRange.Get(g.settings), env.Advertise.Get(g.settings))}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {
@@ -78,11 +81,40 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 		}
 		l.keyed = true
 	}
-	return json.Marshal(networkDescription{l.network.id[:], l.network.at})
+	return json.Marshal(networkDescription{l.network.id[:], l.network.told})
 }
 
-// notBetweenHosts are interfaces that join no machines, beside loopback.
-var notBetweenHosts = env.Interfaces{Not: true, Names: []string{"docker", "podman", "lxc", "lxdbr", "veth", "virbr", "br-", "cni", "flannel", "cali", "cilium", "kube"}}
+// notBetweenHosts are interfaces that join no machines, beside loopback. Those of private networks over the internet do, slowly.
+var (
+	notBetweenHosts = env.Interfaces{Not: true, Names: []string{"docker", "podman", "lxc", "lxdbr", "veth", "virbr", "br-", "cni", "flannel", "cali", "cilium", "kube"}}
+	notWithinASite  = env.Interfaces{Not: true, Names: append([]string{"wg", "tun", "tap", "tailscale", "zt"}, notBetweenHosts.Names...)}
+)
+
+// interfacesOf lists interfaces. Tests replace it.
+var interfacesOf = bootstrap.InterfacesOf
+
+// betweenMachines returns the addresses of the first interface that joins machines, none without one.
+func (p *Process) betweenMachines() []netip.Addr {
+	for _, c := range []env.Interfaces{notWithinASite, notBetweenHosts} {
+		all, err := interfacesOf(c)
+		if err != nil || len(all) == 0 {
+			continue
+		}
+		if len(all) > 1 {
+			var names []string
+			for _, i := range all {
+				names = append(names, fmt.Sprintf("%s (%v)", i.Name, i.Addresses[0]))
+			}
+			warnOfInterfaces(fmt.Sprintf("links to other hosts use the network interface %s, the first of %s, since MASTER_ADDR means this host by loopback: set SAGECOMM_SOCKET_IFNAME to the one that they should use",
+				all[0].Name, strings.Join(names, ", ")))
+		}
+		return all[0].Addresses
+	}
+	return nil
+}
+
+// warnOfInterfaces warns. Tests replace it.
+var warnOfInterfaces = func(text string) { observe.Warn("%s", text) }
 
 // linkEndpoint returns where this process is to listen for links. machines: loopback does not lead to all other processes.
 func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstrap.Endpoint, err error) {
@@ -90,6 +122,9 @@ func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstr
 		return e, err
 	}
 	e.Of = "links to other hosts"
+	if advertise := env.Advertise.Get(settings); advertise.Given && advertise.Value.Port() != 0 && e.First != e.Last {
+		return e, fmt.Errorf("sagecomm: SAGECOMM_ADVERTISE names port %d, and SAGECOMM_PORT_RANGE is %d-%d: set that to the one port to which connections are passed on", advertise.Value.Port(), e.First, e.Last)
+	}
 	switch {
 	case e.Find == nil: // they are chosen by the user
 	case !machines:
@@ -100,7 +135,7 @@ func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstr
 			if !slices.ContainsFunc(towards, netip.Addr.IsLoopback) {
 				return towards
 			}
-			if found, err := bootstrap.AddressesOf(notBetweenHosts); err == nil { // as where the name of rank 0's host is that of loopback there
+			if found := p.betweenMachines(); len(found) > 0 { // as where the name of rank 0's host is that of loopback there
 				return found
 			}
 			return towards
@@ -120,7 +155,7 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 	var late *bootstrap.TimeoutError
 	switch {
 	case err == nil:
-		return g.links.readAddresses(all, g.rank)
+		return g.links.readAddresses(all, g.rank, g.members)
 	case !errors.As(err, &late):
 		return err
 	}
@@ -139,17 +174,30 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 	return f
 }
 
-// readAddresses finds the processes of the group in what its ranks have told.
-func (l *groupLinks) readAddresses(all [][]byte, self int) error {
+// mostAddresses bounds the addresses of a process.
+const mostAddresses = 8
+
+// dialable reports whether a process may be dialed at all of some addresses.
+func dialable(at []netip.AddrPort) bool {
+	return len(at) > 0 && len(at) <= mostAddresses && !slices.ContainsFunc(at, func(a netip.AddrPort) bool {
+		return !a.IsValid() || a.Port() == 0 || a.Addr().IsUnspecified() || a.Addr().IsMulticast()
+	})
+}
+
+// readAddresses finds the processes of the group in what its ranks have told. Ranks of two processes cannot have one identity: that of this process
+// would have no link.
+func (l *groupLinks) readAddresses(all [][]byte, self int, members []member) error {
 	for rank, text := range all {
 		var at networkDescription
-		if err := json.Unmarshal(text, &at); err != nil || len(at.ID) != len(tcp.Identity{}) || len(at.At) == 0 {
+		if err := json.Unmarshal(text, &at); err != nil || len(at.ID) != len(tcp.Identity{}) || !dialable(at.At) {
 			return fmt.Errorf("rank %d wrote an invalid address of its process into the store: %.80q", rank, text)
 		}
 		i := slices.IndexFunc(l.processes, func(p linkedProcess) bool { return bytes.Equal(p.at.ID, at.ID) })
 		if i < 0 {
 			i = len(l.processes)
 			l.processes = append(l.processes, linkedProcess{at: at})
+		} else if first := l.processes[i].ranks[0]; members[first].hostKey() != members[rank].hostKey() || members[first].PID != members[rank].PID {
+			return fmt.Errorf("rank %d wrote the identity of rank %d's process into the store, and is in another one: give each job a store, or a prefix, of its own", rank, first)
 		}
 		l.processes[i].ranks = append(l.processes[i].ranks, rank)
 		if rank == self {

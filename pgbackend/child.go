@@ -92,11 +92,9 @@ func (p *Process) split(c Child) (*Group, error) {
 	if f != nil {
 		return nil, f
 	}
-	places := make([]place, g.size)
-	for rank, text := range all {
-		if err := json.Unmarshal(text, &places[rank]); err != nil {
-			return nil, fmt.Errorf("sagecomm: group %q: split: %s wrote an unreadable color: %w", g.name, g.who(rank), err)
-		}
+	places, wrong, err := readPlaces(all)
+	if err != nil {
+		return nil, fmt.Errorf("sagecomm: group %q: split: %s wrote an unreadable color: %w", g.name, g.who(wrong), err)
 	}
 	members := c.members(places)
 	var mineNext invitation
@@ -118,20 +116,36 @@ func (p *Process) split(c Child) (*Group, error) {
 	if len(members) == 0 {
 		return nil, nil
 	}
-	var told invitation
 	first := members[0]
-	if err := json.Unmarshal(all[first], &told); err != nil || told.Why != "" {
-		return nil, fmt.Errorf("sagecomm: group %q: split: %s cannot serve the new group: %v", g.name, g.who(first), cmp.Or(told.Why, "its answer is unreadable"))
-	}
-	id, err := bootstrap.ParseID(told.ID)
+	id, err := readInvitation(all[first])
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("sagecomm: group %q: split: %s cannot serve the new group: %w", g.name, g.who(first), err)
 	}
 	child, err := p.joinWithSecret(contextOf(c.Context), id, c.config(members, timeout))
 	if errors.Is(err, bootstrap.ErrGone) {
 		return nil, &coll.Failure{Status: coll.PeerFailure, Rank: first, Group: g.name, Message: fmt.Sprintf("sagecomm: group %q: split: %s was to serve the new group: %v", g.title(), g.who(first), err)}
 	}
 	return child, err
+}
+
+// readPlaces returns what the ranks have chosen, or the rank whose choice cannot be read.
+func readPlaces(all [][]byte) (places []place, wrong int, err error) {
+	places = make([]place, len(all))
+	for rank, text := range all {
+		if err := json.Unmarshal(text, &places[rank]); err != nil {
+			return nil, rank, err
+		}
+	}
+	return places, 0, nil
+}
+
+// readInvitation returns the id at which a new group meets.
+func readInvitation(text []byte) (id bootstrap.ID, err error) {
+	var told invitation
+	if err := json.Unmarshal(text, &told); err != nil || told.Why != "" {
+		return id, errors.New(cmp.Or(told.Why, "its answer is unreadable"))
+	}
+	return bootstrap.ParseID(told.ID)
 }
 
 // members returns the ranks of the parent that form the group of this rank, in the order of their ranks there.

@@ -81,6 +81,8 @@ func TestDifferentSettingsAreRefusedOnAllRanks(t *testing.T) {
 	}{
 		{options{"tune": "all_reduce:two_shot"}, `SAGECOMM_TUNE is not set on rank 0 and "all_reduce:two_shot" on rank 1; set it alike on all ranks`},
 		{options{"shm_attach": "scm"}, `SAGECOMM_SHM_ATTACH is "proc,scm,tmpfs" on rank 0 and "scm" on rank 1`},
+		{options{"link_timeout": "10"}, `SAGECOMM_LINK_TIMEOUT is not set on rank 0 and "10s" on rank 1`},
+		{options{"data_connections": "3"}, `SAGECOMM_DATA_CONNECTIONS is not set on rank 0 and "3" on rank 1`},
 	} {
 		expectRefused(t, 3, func(rank int) options {
 			if rank == 1 {

@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,15 +24,19 @@ import (
 // noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
 func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
 	rank := to.ranks[0]
-	status, text := coll.System, strings.TrimPrefix(why.Error(), "sagecomm: ")
 	var lost *tcp.LostError
 	var certificate *tcp.CertificateError
+	last := why
+	if dialed := (*tcp.DialError)(nil); errors.As(why, &dialed) { // without that the time is up
+		last = dialed
+	}
+	status, text := coll.System, strings.ReplaceAll(strings.TrimPrefix(last.Error(), "sagecomm: "), "\n", "; ")
 	switch {
 	case errors.As(why, &lost), everywhere(why, isAny(unix.ECONNREFUSED, unix.ECONNRESET, io.EOF)):
 		status, text = coll.PeerFailure, closedByPeer+": "+text
 	case errors.As(why, &certificate): // tells more than that the time is up, where another address does not answer
 	case errors.Is(why, context.DeadlineExceeded):
-		status, text = coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets"
+		status, text = coll.Timeout, "it was not made in time: "+notInTime(to, atAddresses(why))
 	case errors.Is(why, handshake.ErrRefused) && !g.members[0].HasSecret:
 		text = "that process does not make the group any more: its log says why"
 	}
@@ -40,19 +45,52 @@ func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
 	return f
 }
 
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses.
+// notInTime returns why a link was not made in time. all are the reasons of the last attempt that had some.
+func notInTime(to linkedProcess, all []error) string {
+	var texts []string
+	silent := true
+	for _, each := range all {
+		var network net.Error
+		silent = silent && errors.As(each, &network) && network.Timeout()
+		texts = append(texts, strings.ReplaceAll(each.Error(), "\n", "; "))
+	}
+	if len(all) == 0 {
+		for _, at := range to.at.At {
+			texts = append(texts, fmt.Sprintf("%v: no attempt has ended", at))
+		}
+	}
+	text := strings.Join(texts, "; ")
+	if silent {
+		text = "the process there is stopped, or the network between drops packets: " + text
+	}
+	return text
+}
+
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again. The error has
+// the reasons of the last attempt that ended by itself, if there is one.
 func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	began := time.Now()
 	if bytes.Compare(n.id[:], id[:]) > 0 {
 		link = n.node.Await(ctx, id, firstDial)
 	}
-	for link == nil {
-		if link, err = n.node.Link(ctx, id, to.at.At, l.space); link == nil && ctx.Err() == nil && !everywhere(err, refused) {
+	var why error
+	for refusals := 0; link == nil; {
+		if link, err = n.node.Link(ctx, id, to.at.At, l.space); len(atAddresses(err)) > 0 && (why == nil || ctx.Err() == nil) {
+			why = err
+		}
+		switch {
+		case link != nil || ctx.Err() != nil:
+		case everywhere(err, isAny(handshake.ErrRefused, io.EOF, io.ErrUnexpectedEOF)) && refusals < mostRefusals:
+			refusals++
+			if link = n.node.Await(ctx, id, refusalPause); link == nil && ctx.Err() == nil {
+				continue
+			}
+		case !everywhere(err, refused):
 			link = n.node.Await(ctx, id, otherWay)
 		}
 		if link == nil && (ctx.Err() != nil || !mayPass(err, time.Since(began))) {
-			return nil, errors.Join(ctx.Err(), err)
+			return nil, errors.Join(ctx.Err(), cmp.Or(why, err))
 		}
 	}
 	return link, link.Err()

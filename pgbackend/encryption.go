@@ -61,6 +61,9 @@ func readEncryption(settings *env.Settings) (texts [3][]byte, hash [sha256.Size]
 		if texts[i], err = os.ReadFile(f.path); err != nil {
 			return texts, hash, fmt.Errorf("sagecomm: %s: %w", f.name, err)
 		}
+		if f.path == env.TLSKey.Get(settings) {
+			warnIfOpen(f.name, f.path)
+		}
 		sum := sha256.Sum256(texts[i])
 		_, _ = all.Write(sum[:]) // it does not fail
 	}

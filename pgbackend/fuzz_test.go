@@ -264,6 +264,8 @@ func FuzzDescriptions(f *testing.F) {
 	f.Add([]byte("null"), []byte("null"))
 	f.Add(withoutEngines(f, other), at)
 	f.Add(bytes.ReplaceAll(other, []byte("host 1"), []byte("host 0")), []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["1.2.3.4:5"]}`))
+	f.Add(other, wrote[addressRound+"/0"])
+	f.Add(other, []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["0.0.0.0:5"]}`))
 	settings, err := env.Resolve(nil, map[string]string{"probe": "off"})
 	require.NoError(f, err)
 	tuning, err := readTuningSettings(settings)
@@ -280,7 +282,7 @@ func FuzzDescriptions(f *testing.F) {
 		}
 		_, _, _ = g.who(1), g.machines(), g.crowded()
 		l := &groupLinks{}
-		if err := l.readAddresses([][]byte{wrote[addressRound+"/0"], addresses}, 0); err != nil {
+		if err := l.readAddresses([][]byte{wrote[addressRound+"/0"], addresses}, 0, g.members); err != nil {
 			require.Contains(t, err.Error(), "rank 1")
 			return
 		}
@@ -289,6 +291,9 @@ func FuzzDescriptions(f *testing.F) {
 			require.Len(t, p.at.ID, len(tcp.Identity{}))
 			require.NotEmpty(t, p.at.At)
 			ranks += len(p.ranks)
+			for _, rank := range p.ranks {
+				require.Equal(t, g.members[p.ranks[0]].hostKey(), g.members[rank].hostKey())
+			}
 		}
 		require.Equal(t, 2, ranks)
 	})
@@ -318,6 +323,44 @@ func FuzzRecordsOfLinks(f *testing.F) {
 		require.Equal(t, 3, p.pairs)
 		require.True(t, p.measured >= 0 && p.parts >= 0 && p.measured+p.parts <= 3 && (p.worst != linkCosts{}) == (p.measured > 0), "%+v", p)
 		require.NoError(t, p.octaves.scale(algo.DefaultParams()).Validate())
+	})
+}
+
+// Whatever ranks choose in a split, the new group has those of one color in the order of their keys; what cannot be read is named, and an invitation is
+// an id or an error.
+func FuzzColors(f *testing.F) {
+	f.Add([]byte(`{"Color":1,"Key":2}`), []byte(`{"Color":1,"Key":-9}`), int64(1), []byte(`{"why":"no port"}`))
+	f.Add([]byte(`{}`), []byte("null"), int64(0), []byte("{}"))
+	f.Add([]byte("["), []byte(`{"Color":1e99}`), int64(-1), []byte(`{"id":"AAAA"}`))
+	for _, one := range []place{{0, 0}, {-1, 3}, {1 << 40, -1}} {
+		text, err := json.Marshal(one)
+		require.NoError(f, err)
+		id := bootstrap.ID{}.Encode()
+		told, err := json.Marshal(invitation{ID: id[:]})
+		require.NoError(f, err)
+		f.Add(text, text, int64(one.Color), told)
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte, color int64, invited []byte) {
+		if id, err := readInvitation(invited); err == nil {
+			require.NotEmpty(t, id.Addresses)
+		}
+		mine, err := json.Marshal(place{Color: int(color)})
+		require.NoError(t, err)
+		all := [][]byte{mine, first, second}
+		places, wrong, err := readPlaces(all)
+		if err != nil {
+			require.False(t, json.Valid(all[wrong]) && json.Unmarshal(all[wrong], &place{}) == nil)
+			return
+		}
+		members := Child{Color: int(color)}.members(places)
+		require.Equal(t, color >= 0, slices.Contains(members, 0))
+		for i, rank := range members {
+			require.EqualValues(t, color, places[rank].Color)
+			if i > 0 {
+				before := members[i-1]
+				require.True(t, places[before].Key < places[rank].Key || places[before].Key == places[rank].Key && before < rank)
+			}
+		}
 	})
 }
 

@@ -39,7 +39,7 @@ type linkedProcess struct {
 
 // warnOfLinks warns of what protects links that leave the host, once in a job as a rule.
 func (g *Group) warnOfLinks() {
-	at := g.links.network.at[0].Addr()
+	at := g.links.network.told[0].Addr()
 	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() || g.members[0].Encrypts {
 		return
 	}
@@ -235,5 +235,11 @@ func (g *Group) describedLinks() string {
 	if g.members[0].Encrypts {
 		over = "TCP with TLS"
 	}
-	return fmt.Sprintf("links over %s (%d processes, at %v): ranks %v", over, len(g.links.processes), g.links.network.at[0], far)
+	var there []string
+	for _, p := range g.links.processes { // one of each host
+		if rank := p.ranks[0]; g.isRemote(rank) && rank == g.hosts[g.hostOf[rank]][0] {
+			there = append(there, fmt.Sprintf("%s at %v", g.who(rank), p.at.At))
+		}
+	}
+	return fmt.Sprintf("links over %s (%d processes, this one at %v): ranks %v; of each other host %s", over, len(g.links.processes), g.links.network.told, far, strings.Join(there, ", "))
 }

@@ -45,7 +45,7 @@ func (g *Group) checkHosts() error {
 		return fmt.Errorf("a group that meets at a unique id has all ranks on one host, and %s and %s are on two; make it with a store, as init_process_group does, or unset SAGECOMM_HOSTID where both are on one machine", g.who(0), g.who(g.hosts[1][0]))
 	}
 	if with, without, differ := g.differ(func(m *member) bool { return m.HasSecret }); differ {
-		return fmt.Errorf("SAGECOMM_SECRET_FILE is set on rank %d and not on rank %d, and the ranks are on several hosts: set it on all ranks, or on none", with, without)
+		return fmt.Errorf("SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set on rank %d and not on rank %d, and the ranks are on several hosts: set it on all ranks, or on none", with, without)
 	}
 	if !g.members[0].HasSecret && len(g.secret) != len(handshake.Key{}) {
 		return fmt.Errorf("rank 0 wrote a secret of %d bytes into the store: expected %d", len(g.secret), len(handshake.Key{}))

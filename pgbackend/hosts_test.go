@@ -1,10 +1,16 @@
 package pgbackend
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -323,7 +329,7 @@ func TestSecretsOverHosts(t *testing.T) {
 		return o
 	})
 	for _, err := range errs {
-		require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE is set on rank 1 and not on rank 0")
+		require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set on rank 1 and not on rank 0")
 	}
 	_, errs = tryWorld(t, 2, opTimeout, func(rank int) options {
 		o := onHosts("01")(rank)
@@ -333,16 +339,118 @@ func TestSecretsOverHosts(t *testing.T) {
 	for _, err := range errs {
 		require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE to files with the same secret")
 	}
-	same := file(1)
 	w, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
 		o := onHosts("01")(rank)
-		o["secret_file"] = same
+		if rank == 0 {
+			o["secret_file"] = file(1)
+		} else {
+			o["secret"] = strings.Repeat("1", 20)
+		}
 		return o
 	})
 	for _, err := range errs {
 		require.NoError(t, err)
 	}
 	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+}
+
+// All operations, and the end of groups in order and by a death, where links have several data connections.
+func TestDataConnections(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		var certified []options
+		if secure {
+			certified = wireSettings(t)
+		}
+		eachAProcess(t)
+		w, errs := tryWorld(t, 3, opTimeout, func(rank int) options {
+			o := onHosts("012")(rank)
+			if secure {
+				maps.Copy(o, certified[rank])
+			}
+			o["data_connections"] = "3"
+			return o
+		})
+		require.NoError(t, errors.Join(errs...))
+		require.Equal(t, 3, w.groups[0].links.pairs[1].Link.Data())
+		for kind := range coll.KindCount {
+			if kind.Collective() {
+				for i, length := range []int{0, 1, 1000, 100_000} {
+					w.each(func(g *Group) error { return g.try(transfer{kind, i % 3, i, equalLength(length)}, coll.Op{}) })
+				}
+			}
+		}
+		cutLast(t, w, 1000)
+		w.destroy()
+	}
+	requireNoNetworks(t)
+}
+
+// Processes that are dialed elsewhere than where they listen.
+func TestAdvertisedAddresses(t *testing.T) {
+	eachAProcess(t)
+	ports := []string{freePort(t), freePort(t)}
+	var passed atomic.Int64
+	at := make([]string, 2)
+	for rank, port := range ports {
+		at[rank] = passOn(t, "127.0.0.1:"+port, &passed)
+	}
+	world := func(advertise func(rank int) string, portRange func(rank int) string) (*world, []error) {
+		return tryWorld(t, 2, opTimeout, func(rank int) options {
+			o := onHosts("01")(rank)
+			o["advertise"], o["port_range"] = advertise(rank), portRange(rank)
+			return o
+		})
+	}
+	own := func(rank int) string { return ports[rank] }
+	w, errs := world(func(rank int) string { return at[rank] }, own)
+	require.NoError(t, errors.Join(errs...))
+	require.Equal(t, at[0], w.groups[0].links.network.told[0].String())
+	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
+	require.EqualValues(t, 2, passed.Load(), "connections of the link")
+	w.destroy()
+	passed.Store(0)
+	ports[0], ports[1] = freePort(t), freePort(t)
+	w, errs = world(func(int) string { return "127.0.0.1" }, own)
+	require.NoError(t, errors.Join(errs...))
+	require.Equal(t, "127.0.0.1:"+ports[1], w.groups[1].links.network.told[0].String())
+	require.Zero(t, passed.Load())
+	_, errs = world(func(rank int) string { return at[rank] }, func(int) string { return "29600-29700" })
+	for _, err := range errs {
+		require.ErrorContains(t, err, "and SAGECOMM_PORT_RANGE is 29600-29700: set that to the one port")
+	}
+	_, errs = world(func(int) string { return "host0" }, own)
+	for _, err := range errs {
+		require.ErrorContains(t, err, `option advertise="host0" is not accepted: expected address such as 10.0.0.2`)
+	}
+}
+
+// passOn returns an address whose connections are passed on, and counts them.
+func passOn(t *testing.T, to string, passed *atomic.Int64) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	pipe := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		_ = to.(*net.TCPConn).CloseWrite()
+	}
+	go func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			there, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			passed.Add(1)
+			go pipe(there, from)
+			go pipe(from, there)
+		}
+	}()
+	return listener.Addr().String()
 }
 
 // Ranks may differ in what payloads have checksums.
@@ -364,6 +472,77 @@ func TestChecksumSettings(t *testing.T) {
 	id := machineID()
 	require.NotEqual(t, tcp.Machine{}, id)
 	require.Equal(t, id, machineID(), "the boot id is the same")
+}
+
+// Groups that differ in where they listen, or in when a link counts as lost, share no links. A setting that cannot be kept is an error for a later group too.
+func TestSettingsOfLinks(t *testing.T) {
+	eachAProcess(t)
+	first, second := freePort(t), freePort(t)
+	var seen []*network
+	for _, c := range []options{{}, {"port_range": first}, {"port_range": second}, {"socket_ifname": "127.0.0.1"}, {"link_timeout": "3"}} {
+		w, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+			o := onHosts("01")(rank)
+			if rank == 0 || c["port_range"] == "" { // ranks of one machine cannot have one port
+				for name, value := range c {
+					o[name] = value
+				}
+			}
+			return o
+		})
+		require.NoError(t, errors.Join(errs...))
+		n := w.groups[0].links.network
+		require.NotContains(t, seen, n, "%v", c)
+		seen = append(seen, n)
+		if port := c["port_range"]; port != "" {
+			require.Equal(t, port, fmt.Sprint(n.at[0].Port()))
+		}
+		w.each(func(g *Group) error { return asError(sum(g, 1000)) })
+	}
+	_, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+		o := onHosts("01")(rank)
+		o["socket_ifname"] = "=no_such_interface"
+		return o
+	})
+	for _, err := range errs {
+		require.ErrorContains(t, err, "no network interface of this host is chosen by SAGECOMM_SOCKET_IFNAME")
+	}
+}
+
+// freePort returns a port that nobody listens at.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	return port
+}
+
+// Two processes cannot have one identity, and addresses that nobody can dial are refused.
+func TestIdentitiesOfProcesses(t *testing.T) {
+	told := func(id byte, at ...string) []byte {
+		d := networkDescription{ID: make([]byte, len(tcp.Identity{}))}
+		d.ID[0] = id
+		for _, each := range at {
+			d.At = append(d.At, netip.MustParseAddrPort(each))
+		}
+		text, err := json.Marshal(d)
+		require.NoError(t, err)
+		return text
+	}
+	const at = "10.0.0.2:5"
+	members := []member{{HostSetting: "a", PID: 1}, {HostSetting: "a", PID: 1}, {HostSetting: "a", PID: 2}, {HostSetting: "b", PID: 1}}
+	read := func(all ...[]byte) error {
+		return (&groupLinks{}).readAddresses(all, 0, members)
+	}
+	require.NoError(t, read(told(1, at), told(1, at), told(2, at), told(3, at)))
+	require.ErrorContains(t, read(told(1, at), told(1, at), told(1, at), told(3, at)), "rank 2 wrote the identity of rank 0's process into the store")
+	require.ErrorContains(t, read(told(1, at), told(1, at), told(2, at), told(1, at)), "rank 3 wrote the identity of rank 0's process into the store")
+	many := slices.Repeat([]string{at}, mostAddresses+1)
+	for _, wrong := range [][]string{nil, {"0.0.0.0:5"}, {at, "[::]:5"}, {"10.0.0.2:0"}, {"224.0.0.1:5"}, many} {
+		require.ErrorContains(t, read(told(1, at), told(2, wrong...)), "rank 1 wrote an invalid address", "%v", wrong)
+	}
 }
 
 // The engine cuda is for ranks of one host. Where no rank has a vendor's library either, tensors of devices go through the host.
@@ -569,8 +748,25 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, bootstrap.Loopback, at.Addresses)
 	require.Nil(t, at.Find)
+	var warned []string
+	realInterfaces, realWarn := interfacesOf, warnOfInterfaces
+	defer func() { interfacesOf, warnOfInterfaces = realInterfaces, realWarn }()
+	warnOfInterfaces = func(text string) { warned = append(warned, text) }
+	address := func(last byte) []netip.Addr { return []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, last})} }
+	here := []bootstrap.Interface{{Name: "docker0", Addresses: address(1)}, {Name: "wg0", Addresses: address(2)}, {Name: "eno1", Addresses: address(3)}, {Name: "ib0", Addresses: address(4)}}
+	interfacesOf = func(c env.Interfaces) ([]bootstrap.Interface, error) {
+		return slices.DeleteFunc(slices.Clone(here), func(i bootstrap.Interface) bool { return !c.Takes(i.Name, i.Addresses[0]) }), nil
+	}
+	require.Equal(t, address(3), Get().betweenMachines())
+	require.Len(t, warned, 1)
+	require.Contains(t, warned[0], "the network interface eno1, the first of eno1 (10.0.0.3), ib0 (10.0.0.4), since")
+	here = here[:2]
+	require.Equal(t, address(2), Get().betweenMachines(), "the only one")
+	here = here[:1]
+	require.Empty(t, Get().betweenMachines())
+	require.Len(t, warned, 1)
 	settings, err = env.Resolve(nil, map[string]string{"socket_ifname": "lo"})
 	require.NoError(t, err)
-	_, err = Get().network(networkKey{host: "test", machines: true}, 2, nil, settings, nil)
+	_, err = Get().network(networkKey{host: "test", machines: true, data: 1}, 2, nil, settings, nil)
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
 }

@@ -1,11 +1,9 @@
 package pgbackend
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -105,29 +103,6 @@ func (p *Process) towardsMaster() []netip.Addr {
 		return []netip.Addr{a}
 	}
 	return bootstrap.Loopback
-}
-
-// Lengths of a secret of a job, without white space at its end.
-const (
-	leastJobSecret = 16
-	mostJobSecret  = 4096
-)
-
-// jobSecret returns the secret of SAGECOMM_SECRET_FILE, nil without the setting.
-func jobSecret(settings *env.Settings) ([]byte, error) {
-	path := env.SecretFile.Get(settings)
-	if path == "" {
-		return nil, nil
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("sagecomm: SAGECOMM_SECRET_FILE: %w", err)
-	}
-	text = bytes.TrimRight(text, " \t\r\n")
-	if len(text) < leastJobSecret || len(text) > mostJobSecret {
-		return nil, fmt.Errorf("sagecomm: SAGECOMM_SECRET_FILE: %s holds a secret of %d bytes: expected %d to %d", path, len(text), leastJobSecret, mostJobSecret)
-	}
-	return text, nil
 }
 
 // Join makes the groups of ranks of this process, at the same time. If one is not made, none is.

@@ -17,6 +17,7 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/internal/env"
 )
 
 // joined makes a group of ranks of this process at an id.
@@ -394,10 +395,48 @@ func TestSecretOfTheJob(t *testing.T) {
 	groups, err := Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout, Options: options(secret)}})
 	require.NoError(t, err)
 	defer destroyAll(groups)
+	_, err = Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout, Options: map[string]string{"secret": "0123456789abcdeg"}}})
+	require.ErrorContains(t, err, "does not accept the secret")
+	_, err = Get().newID(map[string]string{"secret": "0123"})
+	require.ErrorContains(t, err, "SAGECOMM_SECRET: holds a secret of 4 bytes: expected 16 to 4096")
+	_, err = Get().newID(map[string]string{"secret": "0123456789abcdef", "secret_file": secret})
+	require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE and SAGECOMM_SECRET are both set: set one of them")
 	require.NoError(t, os.Remove(secret)) // a shrink uses the parent's
 	rest, err := Get().Shrink([]Child{{Parent: groups[0], Name: "rest"}})
 	require.NoError(t, err)
 	destroyAll(rest)
+}
+
+// A file with a secret that every user of the host may open is worth a warning.
+func TestFilesThatAreOpenToOthers(t *testing.T) {
+	var warned []string
+	real := warnOfFile
+	warnOfFile = func(text string) { warned = append(warned, text) }
+	t.Cleanup(func() { warnOfFile = real })
+	secret := writeSecret(t, "0123456789abcdef")
+	tls := newCertificates(t).options(t, time.Now().Add(time.Hour))
+	settings, err := env.Resolve(nil, map[string]string{"secret_file": secret, "tls_key": tls["tls_key"], "tls_certificate": tls["tls_certificate"], "tls_authorities": tls["tls_authorities"]})
+	require.NoError(t, err)
+	read := func() []string {
+		warned = nil
+		_, err := jobSecret(settings)
+		require.NoError(t, err)
+		_, err = openEncryption(settings)
+		require.NoError(t, err)
+		return warned
+	}
+	for _, path := range []string{tls["tls_certificate"], tls["tls_authorities"]} {
+		require.NoError(t, os.Chmod(path, 0o644)) // they are no secrets
+	}
+	for _, path := range []string{secret, tls["tls_key"]} {
+		require.NoError(t, os.Chmod(path, 0o640))
+	}
+	require.Empty(t, read())
+	require.NoError(t, os.Chmod(secret, 0o644))
+	require.Equal(t, []string{"SAGECOMM_SECRET_FILE: every user of this host may open " + secret + " (mode 0644): chmod o= takes that away"}, read())
+	require.NoError(t, os.Chmod(secret, 0o600))
+	require.NoError(t, os.Chmod(tls["tls_key"], 0o604))
+	require.Equal(t, []string{"SAGECOMM_TLS_KEY: every user of this host may open " + tls["tls_key"] + " (mode 0604): chmod o= takes that away"}, read())
 }
 
 func TestFactors(t *testing.T) {

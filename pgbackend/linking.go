@@ -22,6 +22,8 @@ const (
 	firstDial     = 300 * time.Millisecond // how long the process with the higher identity waits for the other one to dial
 	noWayLimit    = 10 * time.Second       // how long a process is dialed to which no network leads
 	otherWay      = 2 * time.Second        // how long a process that cannot dial waits for the other one, which perhaps can
+	refusalPause  = 100 * time.Millisecond // how long a process that has refused waits until it is dialed again: one that has too many strangers may end any connection,
+	mostRefusals  = 2                      // and is dialed so often again
 	linkingQuiet  = 50 * time.Millisecond  // how long the wait for links, or for a name server, may take before it looks for signals,
 	linkingSlices = 100 * time.Millisecond // and how often it does so then
 )

@@ -1,23 +1,16 @@
 package pgbackend
 
 import (
-	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
-	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/env"
 	"sagecomm/internal/handshake"
-	"sagecomm/internal/procwatch"
-	"sagecomm/internal/runner"
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
 )
@@ -31,7 +24,6 @@ var networkRest atomic.Int64
 func init() { networkRest.Store(int64(3 * time.Second)) }
 
 const (
-	linkData  = 1           // data connections of each link, the same in all processes
 	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
 	mostApart = 256         // processes of a group over several hosts: nobody has tried what more of them cost
 )
@@ -46,8 +38,11 @@ type networkKey struct {
 	secret   handshake.Key // by which processes prove that they belong to a job; zero: each group draws one
 	machines bool          // loopback does not lead to all other processes
 	files    [32]byte      // of encryption
+	listens  string        // the settings of where the process listens and is dialed
 
 	checksums tcp.Checksums
+	unacked   time.Duration // SAGECOMM_LINK_TIMEOUT
+	data      int           // SAGECOMM_DATA_CONNECTIONS
 }
 
 // network is this process's end of links, with the listeners, and what crosses for its groups.
@@ -56,8 +51,9 @@ type network struct {
 	id   tcp.Identity
 	node *tcp.Node
 	set  *shadow.Set
-	at   []netip.AddrPort
-	worn atomic.Bool // a link was lost that a group needed, and no such link is made again: later groups get another network
+	at   []netip.AddrPort // where it listens
+	told []netip.AddrPort // where others dial it
+	worn atomic.Bool      // a link was lost that a group needed, and no such link is made again: later groups get another network
 
 	// Guarded by networks.mu:
 	users  int // groups
@@ -114,7 +110,7 @@ func (p *Process) network(key networkKey, ranks int, secure *tls.Config, setting
 		return n, nil
 	}
 	all.renewed(key)
-	n, err := p.newNetwork(key, secure, at)
+	n, err := p.newNetwork(key, secure, at, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -227,62 +223,6 @@ func (p *Process) closeNetworks() {
 	p.networks.mu.Unlock()
 	for _, ended := range ending {
 		<-ended
-	}
-}
-
-func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.Endpoint) (*network, error) {
-	listeners, err := at.Open()
-	if err != nil {
-		return nil, err
-	}
-	n := &network{key: key, set: shadow.NewSet(), joints: map[uint64]*joint{}, linkings: map[*linking]bool{}}
-	n.set.Ended = func() {
-		go func() {
-			defer recoverFrom("the return of memory")
-			p.sweep()
-		}()
-	}
-	for _, l := range listeners {
-		n.at = append(n.at, l.Addr().(*net.TCPAddr).AddrPort())
-	}
-	if key.machines && n.at[0].Addr().IsLoopback() {
-		closeAll(listeners)
-		return nil, fmt.Errorf("sagecomm: the ranks are on several machines, or in several network namespaces, and this process could only listen at %v: set SAGECOMM_SOCKET_IFNAME to a network that joins them", n.at[0].Addr())
-	}
-	_, _ = rand.Read(n.id[:]) // it does not fail
-	n.node, err = tcp.NewNode(tcp.Config{Self: n.id, Data: linkData, TLS: secure, Receiver: n.set, Checksums: key.checksums, Machine: machineID(), Strangers: mostStrangers,
-		Lost:   func(l *tcp.Link, why error) { p.lostLink(n, l, why) },
-		Opened: runner.CloseInChild, Closing: runner.KeepInChild}, listeners)
-	if err != nil {
-		closeAll(listeners)
-		return nil, err
-	}
-	if key.secret != (handshake.Key{}) {
-		if err := n.node.AddKey(handshake.Space{}, key.secret); err != nil {
-			n.node.Close()
-			return nil, err
-		}
-	}
-	return n, nil
-}
-
-// checksumSettings are those of SAGECOMM_CHECKSUMS.
-var checksumSettings = map[string]tcp.Checksums{"auto": tcp.ChecksumsBetweenMachines, "always": tcp.ChecksumsAlways, "never": tcp.ChecksumsNever}
-
-// machineID returns the name of the kernel that this process runs on, one at random if the system does not tell.
-func machineID() (id tcp.Machine) {
-	if boot, err := procwatch.BootID(); err == nil && boot != "" {
-		h := sha256.Sum256([]byte(boot))
-		copy(id[:], h[:])
-		return id
-	}
-	_, _ = rand.Read(id[:]) // it does not fail
-	return id
-}
-
-func closeAll(listeners []net.Listener) {
-	for _, l := range listeners {
-		_ = l.Close()
 	}
 }
 

@@ -223,7 +223,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 // draw adds what links between hosts begin with. Only that of rank 0 counts.
 func (m *member) draw(g *Group) {
 	m.Network, _ = procwatch.NetworkNamespace() // 0 without /proc: then all are taken to be in one
-	m.HasSecret = env.SecretFile.Get(g.settings) != ""
+	m.HasSecret = hasJobSecret(g.settings)
 	m.Encrypts = wantsEncryption(g.settings)
 	if g.rank != 0 || g.size == 1 {
 		return

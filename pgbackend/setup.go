@@ -24,6 +24,10 @@ type setup struct {
 	ShmAttach string `json:"shm_attach"`
 	Engine    string `json:"engine"`
 	Fusion    bool   `json:"fusion,omitempty"`
+
+	// "" is the default.
+	LinkTimeout     string `json:"link_timeout,omitempty"`
+	DataConnections string `json:"data_connections,omitempty"`
 }
 
 func (g *Group) setup(methods []shmem.Method) setup {
@@ -34,7 +38,16 @@ func (g *Group) setup(methods []shmem.Method) setup {
 		names[i] = string(m)
 	}
 	w := g.tuningSettings
-	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ","), env.Engine.Get(g.settings), env.Fusion.Get(g.settings)}
+	return setup{protocolVersion, g.size, h.Sum64(), w.text, w.fileName, w.fileHash, w.probe, strings.Join(names, ","), env.Engine.Get(g.settings), env.Fusion.Get(g.settings),
+		unlessDefault(env.LinkTimeout, g.settings), unlessDefault(env.DataConnections, g.settings)}
+}
+
+// unlessDefault returns the value of a variable as text, "" for its default.
+func unlessDefault[T comparable](v env.Variable[T], settings *env.Settings) string {
+	if v.Get(settings) == v.Get(nil) {
+		return ""
+	}
+	return fmt.Sprint(v.Get(settings))
 }
 
 // difference returns an error that says why ranks a and b cannot form a group, or nil. All ranks get the same text.
@@ -72,6 +85,10 @@ func difference(a, b int, of, other setup) error {
 	case of.Fusion != other.Fusion:
 		offStatic := func(on bool) string { return map[bool]string{true: "static", false: "off"}[on] }
 		return variable(env.Fusion.Name(), offStatic(of.Fusion), offStatic(other.Fusion))
+	case of.LinkTimeout != other.LinkTimeout:
+		return variable(env.LinkTimeout.Name(), of.LinkTimeout, other.LinkTimeout)
+	case of.DataConnections != other.DataConnections:
+		return variable(env.DataConnections.Name(), of.DataConnections, other.DataConnections)
 	case of.ShmAttach != other.ShmAttach:
 		return variable(env.ShmAttach.Name(), cmp.Or(of.ShmAttach, "nothing"), cmp.Or(other.ShmAttach, "nothing"))
 	}

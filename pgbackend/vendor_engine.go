@@ -48,7 +48,9 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 // notice it.
 func (g *Group) reportWait() time.Duration {
 	if g.apart() {
-		return noticedAfter(tcp.DefaultTiming) + deathWait + reportSpare
+		timing := tcp.DefaultTiming
+		timing.Unacked = env.LinkTimeout.Get(g.settings)
+		return noticedAfter(timing) + deathWait + reportSpare
 	}
 	return 0
 }

@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -202,5 +203,14 @@ func TestReportsWaitForDeaths(t *testing.T) {
 		})
 	}
 	waits(newHostsWorld(t, "01"), 2*time.Second+deathWait+reportSpare)
+	slow, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+		o := onHosts("01")(rank)
+		o["link_timeout"] = "10"
+		return o
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	waits(slow, 10500*time.Millisecond+deathWait+reportSpare)
 	waits(newWorld(t, 2), 0)
 }

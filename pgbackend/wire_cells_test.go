@@ -159,8 +159,9 @@ func (c wireCell) expected() outcome {
 	panic("no such fault: " + c.fault)
 }
 
-// draw draws where a fault that wire makes happens. It is one of the direction from ends[from], and of the connection that the operation uses.
-func (c wireCell) draw(random *rand.Rand, ends [2]int) wireFault {
+// draw draws where a fault that wire makes happens. It is one of the direction from ends[from], and of a connection that the operation may use, where
+// links have so many for data.
+func (c wireCell) draw(random *rand.Rand, ends [2]int, data int) wireFault {
 	f := wireFault{action: c.fault, from: ends[random.IntN(2)], index: -1, part: "byte", mask: 1 << random.IntN(8)}
 	switch c.fault {
 	case "damaged_header":
@@ -172,14 +173,14 @@ func (c wireCell) draw(random *rand.Rand, ends [2]int) wireFault {
 	}
 	switch c.moment {
 	case "making":
-		f.index, f.skip = random.IntN(2), random.IntN(85)
+		f.index, f.skip = random.IntN(1+data), random.IntN(85)
 		f.part = "byte"
 	case probingMoment:
 		f.index, f.skip = 1, random.IntN(2000) // from the beginning of the probe; all answers to it are more
 	case "running":
 		f.skip = random.IntN(64 + min(c.size, 1<<20)/2)
 		if c.fault == "damaged_payload" || c.fault == "replay" {
-			f.index = 1
+			f.index = anyData
 			if c.op == exchangeOp {
 				f.index = 0
 			}

@@ -92,7 +92,7 @@ func (s *passing) strike(part string, at int, b []byte) bool {
 	if f != nil {
 		wanted := f.part == "byte" || f.part == part || w.tls
 		switch {
-		case f.from >= 0 && f.from != w.ends[s.from] || f.index >= 0 && f.index != s.p.index:
+		case f.from >= 0 && f.from != w.ends[s.from] || f.index >= 0 && f.index != s.p.index || f.index == anyData && s.p.index == 0:
 			f = nil
 		case f.skip >= len(b):
 			f.skip -= len(b)

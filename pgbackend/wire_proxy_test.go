@@ -47,12 +47,15 @@ type wire struct {
 type wireFault struct {
 	action string
 	from   int    // the rank that sends the bytes at which it happens, -1: either
-	index  int    // of the connection of its link, -1: any
+	index  int    // of the connection of its link, -1: any; or anyData
 	part   string // "byte", any one; "header" or "payload" of a frame
 	skip   int    // bytes of this direction that pass before
 	offset int    // in the header or payload
 	mask   byte   // of damage
 }
+
+// anyData is the index of any data connection.
+const anyData = -2
 
 // pipe is one connection through wire.
 type pipe struct {

@@ -105,7 +105,7 @@ func (x *wireTrial) say(c net.Conn, from, to tcp.Identity, n int, seed uint64, e
 			return
 		}
 		body := append(append([]byte{tcp.Version}, from[:]...), to[:]...)
-		body = append(binary.LittleEndian.AppendUint64(body, uint64(n)+1<<40), byte(n%2), linkData)
+		body = append(binary.LittleEndian.AppendUint64(body, uint64(n)+1<<40), byte(n%2), byte(x.data))
 		body = append(body, make([]byte, introductionBytes-len(body))...) // checksums always, of machine 0, between ends 0
 		// The link is there, or was lost while a group needs it. Behind the end of the group it may be forgotten, and made anew.
 		if s.Send(body) == nil {

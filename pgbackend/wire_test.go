@@ -201,6 +201,7 @@ var triedToMake, made atomic.Int64
 type wireTrial struct {
 	wireCell
 	wire    *wire
+	data    int // connections for data of each link
 	t       *testing.T
 	random  *rand.Rand
 	secure  []options
@@ -219,6 +220,7 @@ func newWireTrial(t *testing.T, c wireCell, seed uint64, secure []options) *wire
 	if c.moment == "making" && !isStranger(c.fault) && c.expected() != harmless { // what is damaged or missing may be waited for
 		x.within = makingFor
 	}
+	x.data = 1 + 2*x.random.IntN(2)
 	order := x.random.Perm(len(wireHosts))
 	x.wire = newWire(t, order[0], order[1], c.tls)
 	x.secret = writeSecret(t, "the secret of "+c.String())
@@ -256,7 +258,7 @@ func (x *wireTrial) make(name string, timeout time.Duration, through bool) []err
 	store := bootstrap.NewMemStore()
 	ranksOf(x.t, len(wireHosts), func(rank int) error {
 		o := onHosts(wireHosts)(rank)
-		o["secret_file"] = x.secret
+		o["secret_file"], o["data_connections"] = x.secret, fmt.Sprint(x.data)
 		if x.tls {
 			for name, value := range x.secure[rank] {
 				o[name] = value
@@ -324,9 +326,9 @@ func (x *wireTrial) strike() {
 		x.visit()
 		x.wire.strikes()
 	default:
-		f := x.draw(x.random, x.wire.ends)
+		f := x.draw(x.random, x.wire.ends, x.data)
 		if x.early {
-			f.from, f.index, f.skip = -1, -1, x.random.IntN(handshake.HelloBytes)
+			f.from, f.index, f.skip = -1, -1, x.random.IntN(handshake.HelloBytes+handshake.ProofBytes)
 		}
 		x.wire.arm(f)
 	}

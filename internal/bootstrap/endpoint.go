@@ -83,9 +83,26 @@ func Towards(host string) (netip.Addr, error) {
 	return netip.Addr{}, cmp.Or(err, fmt.Errorf("no address of this host leads to %s", host))
 }
 
-// AddressesOf returns the chosen addresses of this host: those of the first interface that is up and has any, IPv4 first. Loopback comes
-// after all others, and only if it was asked for.
+// Interface is a network interface with its chosen addresses, IPv4 first.
+type Interface struct {
+	Name      string
+	Addresses []netip.Addr
+}
+
+// AddressesOf returns the chosen addresses of this host: those of the first of its interfaces.
 func AddressesOf(c env.Interfaces) ([]netip.Addr, error) {
+	all, err := InterfacesOf(c)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, errors.New("sagecomm: no network interface of this host is chosen by SAGECOMM_SOCKET_IFNAME, or none has an address: `ip address` lists them")
+	}
+	return all[0].Addresses, nil
+}
+
+// InterfacesOf returns the interfaces of this host that are up and have chosen addresses. Loopback comes after all others, and only if it was asked for.
+func InterfacesOf(c env.Interfaces) (chosen []Interface, err error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("sagecomm: cannot list the network interfaces: %w", err)
@@ -112,8 +129,8 @@ func AddressesOf(c env.Interfaces) ([]netip.Addr, error) {
 		}
 		if len(list) > 0 {
 			slices.SortStableFunc(list, func(a, b netip.Addr) int { return cmp.Compare(a.BitLen(), b.BitLen()) })
-			return list[:min(len(list), maxAddresses)], nil
+			chosen = append(chosen, Interface{i.Name, list[:min(len(list), maxAddresses)]})
 		}
 	}
-	return nil, errors.New("sagecomm: no network interface of this host is chosen by SAGECOMM_SOCKET_IFNAME, or none has an address: `ip address` lists them")
+	return chosen, nil
 }

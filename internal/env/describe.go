@@ -31,6 +31,9 @@ func DescribeJSON(environ []string) []byte {
 		d := description{v.name, v.typ, v.fallback, v.fallback, FromDefault, v.sentence, "", ""}
 		if value := set[v.name]; value != "" {
 			d.Value, d.Origin = value, FromEnvironment
+			if v.hidden {
+				d.Value = "(not shown)"
+			}
 			if err := v.accept(fmt.Sprintf("%s=%q", v.name, value), value); err != nil {
 				d.Error = err.Error()
 			}

@@ -42,6 +42,7 @@ type spec struct {
 	fallback string // the default, as a user would write it
 	sentence string
 	check    func(text string) error
+	hidden   bool // its value is not shown
 }
 
 // catalogue holds every variable in the order of declaration. It is written by package initialisation only.
@@ -61,6 +62,12 @@ func declare[T any](suffix, fallback string, p parser[T], sentence string) Varia
 	}
 	catalogue = append(catalogue, s)
 	return Variable[T]{spec: s, parse: p}
+}
+
+// hidden lets the value of a variable not be shown. Its parser accepts every text, since a refusal would show it.
+func hidden(v Variable[string]) Variable[string] {
+	v.spec.hidden = true
+	return v
 }
 
 func lookup(name string) *spec {

@@ -67,6 +67,13 @@ func TestBadValuesNameVariableValueAndAccepted(t *testing.T) {
 		{"SAGECOMM_TIMEOUT=0", "seconds, more than 0, or group"},
 		{"SAGECOMM_TIMEOUT=NaN", "seconds"},
 		{"SAGECOMM_TIMEOUT=1e300", "seconds"},
+		{"SAGECOMM_LINK_TIMEOUT=0.9", "seconds, 1 to 60"},
+		{"SAGECOMM_LINK_TIMEOUT=61", "seconds, 1 to 60"},
+		{"SAGECOMM_DATA_CONNECTIONS=0", "number, 1 to 8"},
+		{"SAGECOMM_DATA_CONNECTIONS=9", "number, 1 to 8"},
+		{"SAGECOMM_ADVERTISE=host0", "address such as"},
+		{"SAGECOMM_ADVERTISE=10.0.0.2:0", "address such as"},
+		{"SAGECOMM_ADVERTISE=0.0.0.0:5", "others cannot dial it"},
 		{"SAGECOMM_SPIN=1.5", "microseconds"},
 		{"SAGECOMM_PROGRESS_CPU=3-1", "list of cores"},
 		{"SAGECOMM_PROGRESS_CPU=0-99999999", "list of cores"},
@@ -147,6 +154,14 @@ func TestDescribeShowsValuesAndRefusals(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A secret is not shown.
+func TestDescribeHidesTheSecret(t *testing.T) {
+	const secret = "of the job, which nobody may see"
+	require.NotContains(t, string(DescribeJSON([]string{"SAGECOMM_SECRET=" + secret})), secret)
+	s := resolve(t, []string{"SAGECOMM_SECRET=" + secret}, nil)
+	equal(t, Secret.Get(s), secret)
 }
 
 func TestDescribeWarnsOfUnknownNames(t *testing.T) {

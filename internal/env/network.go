@@ -69,3 +69,21 @@ func ports() parser[Optional[Ports]] {
 		return Ports{uint16(first), uint16(last)}, nil
 	}})
 }
+
+// advertised accepts an address, perhaps with a port; a port of 0 stands for none.
+func advertised() parser[Optional[netip.AddrPort]] {
+	return orWord("auto", parser[netip.AddrPort]{"address such as 10.0.0.2, or one with a port such as 10.0.0.2:29600 or [fd00::2]:29600", func(s string) (netip.AddrPort, error) {
+		at, err := netip.ParseAddrPort(s)
+		if err != nil || at.Port() == 0 {
+			var a netip.Addr
+			if a, err = netip.ParseAddr(s); err != nil {
+				return at, reject("")
+			}
+			at = netip.AddrPortFrom(a, 0)
+		}
+		if a := at.Addr(); a.IsUnspecified() || a.IsMulticast() || a.Zone() != "" || a.IsLinkLocalUnicast() {
+			return at, reject("others cannot dial it")
+		}
+		return netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), nil
+	}})
+}

@@ -146,6 +146,29 @@ func seconds() parser[time.Duration] {
 	}}
 }
 
+// secondsWithin accepts a number of seconds within bounds.
+func secondsWithin(least, most time.Duration) parser[time.Duration] {
+	accepts := fmt.Sprintf("seconds, %v to %v", least.Seconds(), most.Seconds())
+	return parser[time.Duration]{accepts, func(s string) (time.Duration, error) {
+		d, err := seconds().from(s)
+		if err != nil || d < least || d > most {
+			return 0, reject("")
+		}
+		return d, nil
+	}}
+}
+
+// countWithin accepts a whole number within bounds.
+func countWithin(least, most int) parser[int] {
+	return parser[int]{fmt.Sprintf("number, %d to %d", least, most), func(s string) (int, error) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < least || n > most {
+			return 0, reject("")
+		}
+		return n, nil
+	}}
+}
+
 func microseconds() parser[time.Duration] {
 	const most = 10_000_000
 	return parser[time.Duration]{"microseconds, 0 to 10000000", func(s string) (time.Duration, error) {

@@ -51,7 +51,8 @@ type Protocol struct {
 }
 
 var (
-	// ErrRefused is the client's error where the server did not accept its proof, or proved nothing itself.
+	// ErrRefused is the client's error where the server did not accept its proof, or proved nothing itself. One that makes room for another
+	// client may end the connection in the same way.
 	ErrRefused = errors.New("the other end does not accept the secret, or does not have it")
 	// ErrStranger is the server's error for a client that has no business here.
 	ErrStranger = errors.New("the client has not proved that it has the secret")
@@ -83,11 +84,11 @@ func (p Protocol) Greet(c net.Conn, space Space, key Key, deadline time.Time) (*
 		return nil, err
 	}
 	var theirs [ProofBytes]byte
-	if _, err := io.ReadFull(c, theirs[:]); err != nil {
-		if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
-			return nil, err
-		}
-		return nil, ErrRefused // the server has closed the connection
+	switch _, err := io.ReadFull(c, theirs[:]); {
+	case err == io.EOF: // the server has read the proof and closed the connection
+		return nil, ErrRefused
+	case err != nil: // as after a reset, which says nothing of the proof
+		return nil, fmt.Errorf("no proof: %w", err)
 	}
 	if want := p.serverProof(key, talk); !hmac.Equal(want[:], theirs[:]) {
 		return nil, ErrRefused

@@ -3,12 +3,15 @@ package handshake
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 const soon = 5 * time.Second
@@ -73,6 +76,29 @@ func TestWhoHasNoKeyIsRefused(t *testing.T) {
 	_, _, errA, errB = meet(t, one, other, key, true)
 	require.Error(t, errA)
 	require.ErrorIs(t, errB, ErrStranger)
+}
+
+// The end of the connection where the proof of the server should come is a refusal, and a reset or a part of a proof is none.
+func TestWhatIsARefusal(t *testing.T) {
+	for name, c := range map[string]struct {
+		last    error
+		proof   int
+		refused bool
+	}{
+		"closed":           {io.EOF, 0, true},
+		"a wrong proof":    {io.EOF, ProofBytes, true},
+		"a part of one":    {io.EOF, ProofBytes - 1, false},
+		"reset":            {&net.OpError{Op: "read", Err: unix.ECONNRESET}, 0, false},
+		"reset in a proof": {&net.OpError{Op: "read", Err: unix.ECONNRESET}, 1, false},
+	} {
+		w := &wire{in: io.MultiReader(bytes.NewReader(make([]byte, NonceBytes+c.proof)), iotest.ErrReader(c.last))}
+		_, err := one.Greet(w, space, key, time.Now().Add(time.Second))
+		require.Error(t, err, name)
+		require.Equal(t, c.refused, errors.Is(err, ErrRefused), "%s: %v", name, err)
+		if !c.refused && c.last != io.EOF {
+			require.ErrorIs(t, err, c.last, name)
+		}
+	}
 }
 
 // A frame that comes back, or comes twice, is not taken for one of the other end.

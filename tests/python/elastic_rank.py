@@ -1,4 +1,5 @@
-"""The program of a rank in test_elastic.py. It is a separate module, so that a rank imports little."""
+"""The program of a rank in test_elastic.py and test_hosts_elastic.py. It is a separate module, so that a
+rank imports little."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ STEPS = 12
 SAVED_EVERY = 3
 DEADLY_STEP = 7
 DEADLY_RANK = 2  # it dies in the first run before the rendezvous, and in the second run at this step
+HELD = "held"  # while there is such a file, ranks from DEADLY_RANK on wait at that step for their end
 WIDTH = 5000
 
 
@@ -22,12 +24,13 @@ def gradient(weights: torch.Tensor, rank: int, step: int) -> torch.Tensor:
     return (weights - data).sin()
 
 
-def train(directory: str) -> tuple[int, int, list[float], torch.Tensor]:
-    """Returns the number of the job's run, its first step, the sums of averaged gradients, and the weights."""
+def train(directory: str, dies: bool = True) -> tuple[int, int, list[float], torch.Tensor]:
+    """Returns the number of the job's run, its first step, the sums of averaged gradients, and the weights. With `dies`
+    DEADLY_RANK does."""
     rank, run = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     checkpoint = Path(directory, "checkpoint")
     Path(directory, "pids", str(os.getpid())).touch()
-    if (run, rank) == (0, DEADLY_RANK):
+    if dies and (run, rank) == (0, DEADLY_RANK):
         os._exit(1)
     dist.init_process_group("sagecomm")
     weights, first = torch.zeros(WIDTH), torch.zeros((), dtype=torch.int64)
@@ -39,8 +42,11 @@ def train(directory: str) -> tuple[int, int, list[float], torch.Tensor]:
     seen = []
     for step in range(int(first), STEPS):
         mine = gradient(weights, rank, step)
-        if (run, rank, step) == (1, DEADLY_RANK, DEADLY_STEP):
+        if dies and (run, rank, step) == (1, DEADLY_RANK, DEADLY_STEP):
             os.kill(os.getpid(), signal.SIGKILL)
+        if rank >= DEADLY_RANK and step == DEADLY_STEP and Path(directory, HELD).exists():
+            Path(directory, f"rank {rank} is held").touch()
+            signal.pause()
         try:
             dist.all_reduce(mine, dist.ReduceOp.AVG)
         except dist.DistBackendError as error:

@@ -1,7 +1,8 @@
 """Hosts that are network namespaces of this machine, joined by a switch: what crosses between them goes over TCP and
 an interface of each host, as between machines, and can be cut off.
 
-The switch is a namespace too, so beds do not see each other, and a process that is killed leaves nothing but names.
+The switch is a namespace too, so beds do not see each other. A process that is killed leaves names, which
+why_not() removes.
 It needs root and iproute2; why_not() says what lacks. Cables may have a rate, for which the kernel must have the token
 bucket filter (tbf); why_no_rate() says what lacks. They may have a delay and lose frames (slow_cable.py), for which the
 kernel must have tap devices; why_no_delay() says what lacks.
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 NETWORK = "10.77.0"  # of each bed, behind its own switch
+NETWORK_6 = "fd00:77:"  # the same with IPv6
 PORT = 29500  # of the store on host 0
 MOST_HOSTS = 254
 
@@ -61,6 +63,15 @@ def ip(*words: str) -> str:
     return command("ip", *words)
 
 
+def remove_abandoned() -> None:
+    """Removes namespaces of processes that were killed. Their names have the process; one whose number another process
+    has by now stays."""
+    for path in Path("/run/netns").glob("sagecomm-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            subprocess.run(["ip", "netns", "del", path.name], capture_output=True, timeout=20)
+
+
 @contextmanager
 def trial() -> Iterator[str]:
     """A namespace to find out what can be done."""
@@ -78,10 +89,24 @@ def why_not() -> str:
     if shutil.which("ip") is None:
         return "there is no ip command (iproute2)"
     try:
+        remove_abandoned()
         with trial():
             return ""
     except NetworkError as error:
         return f"network namespaces cannot be made: {error}"
+
+
+@cache
+def why_no_ipv6() -> str:
+    """Why there can be no bed with IPv6, "" if there can."""
+    if why := why_not():
+        return why
+    try:
+        with trial() as name:
+            ip("-n", name, "address", "add", "fd00:77::1/64", "dev", "lo")
+            return ""
+    except NetworkError as error:
+        return f"there is no IPv6: {error}"
 
 
 @cache
@@ -137,10 +162,11 @@ def slow_cable(one: str, other: str, delay_ms: float, loss: float) -> subprocess
 class Network:
     """A number of hosts. Host 0 has address(0), and so on. Each cable lets `rate` pass in each direction, such as 1gbit
     (tc(8) has the units); without one, as much as the machine can. What crosses it comes `delay_ms` later in each
-    direction, and that part `loss` of its frames is lost."""
+    direction, and that part `loss` of its frames is lost. With `ipv6` hosts have addresses of IPv6 alone."""
 
-    def __init__(self, hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0) -> None:
+    def __init__(self, hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0, *, ipv6: bool = False) -> None:
         self.hosts = hosts
+        self.ipv6 = ipv6
         self.rate = rate
         self.delay_ms = delay_ms
         self.loss = loss
@@ -165,8 +191,11 @@ class Network:
         else:
             ip("-n", self._switch, "link", "add", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
         ip("-n", self._switch, "link", "set", f"port{host}", "master", "switch", "up")
-        ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
         ip("-n", name, "link", "set", "eth0", "up")
+        if self.ipv6:
+            self.add_ipv6(host)
+        else:
+            ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
         ip("-n", name, "link", "set", "lo", "up")
         if self.rate:
             limit(name, "eth0", self.rate)
@@ -176,7 +205,18 @@ class Network:
         return f"{self._prefix}-{host}"
 
     def address(self, host: int) -> str:
-        return f"{NETWORK}.{host + 1}"
+        return f"{NETWORK_6}:{host + 1:x}" if self.ipv6 else f"{NETWORK}.{host + 1}"
+
+    def add_ipv6(self, host: int) -> None:
+        """Gives a host an address of IPv6, which it may use at once."""
+        words = ("address", "add", f"{NETWORK_6}:{host + 1:x}/64", "dev", "eth0", "nodad")
+        ip("-n", self.namespace(host), *words)
+
+    def shorten(self, host: int, most: int, long: int = 9000) -> None:
+        """Lets a host believe that the network passes packets of `long` bytes, and its cable drop longer ones than
+        `most`. The host cuts what it sends into packets itself, since cables pass what a card would cut."""
+        ip("-n", self.namespace(host), "link", "set", "eth0", "mtu", str(long), "gso_max_segs", "1")
+        ip("-n", self._switch, "link", "set", f"port{host}", "mtu", str(most))
 
     def environments(self, *sizes: int) -> list[dict[str, str]]:
         """The environment of each rank where hosts have that many ranks (World, TEST_NETWORK_NAMESPACE)."""
@@ -193,6 +233,10 @@ class Network:
     def pull(self, host: int) -> None:
         """Pulls the cable of a host."""
         ip("-n", self._switch, "link", "set", f"port{host}", "down")
+
+    def plug(self, host: int) -> None:
+        """Plugs the cable of a host in again."""
+        ip("-n", self._switch, "link", "set", f"port{host}", "up")
 
     def drop(self, source: int, destination: int) -> None:
         """Lets a host drop what it sends to another one, also answers."""

@@ -37,6 +37,7 @@ from worlds import Hang, Pool, RankError
 
 SIZES = (2, 3, 4, 5, 6, 7, 8)
 SHAPES = ((1, 1), (2, 2), (2, 1), (1, 2), (1, 1, 1), (2, 2, 2))  # ranks of each host
+LONG_SHAPES = (*SHAPES, (2, 2, 2, 2))  # of tests that run for long
 MOST_BYTES = 4 << 20
 MOST_GROUPS = 4
 COLLECTIVES = (

@@ -52,6 +52,37 @@ def uninterrupted() -> tuple[list[float], torch.Tensor]:
     return seen, weights
 
 
+Result = tuple[int, int, list[float], torch.Tensor]  # of train()
+
+
+def check_results(results: dict[int, Result], errors: str) -> None:
+    """Checks that all ranks went on from the checkpoint before DEADLY_STEP, and came to what a run without a death
+    comes to."""
+    assert sorted(results) == list(range(RANKS)), errors
+    resumed = DEADLY_STEP - DEADLY_STEP % SAVED_EVERY
+    seen, weights = uninterrupted()
+    for rank, (_, first, sums, final) in results.items():
+        assert first == resumed, f"rank {rank} began with step {first}\n{errors}"
+        torch.testing.assert_close(torch.tensor(sums), torch.tensor(seen[resumed:]), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(final, weights, rtol=0, atol=1e-5)
+        assert torch.equal(final, results[0][3]), f"rank {rank} has other weights than rank 0"
+
+
+def check_failures(directory: Path, *culprits: int) -> None:
+    """The agent may have ended a survivor before that could write what it saw."""
+    for text in directory.glob("failure of rank *"):
+        assert text.read_text().startswith("PeerFailure: "), text.read_text()
+        assert any(f"rank {culprit}" in text.read_text() for culprit in culprits), text.read_text()
+
+
+def await_end(mark: str) -> None:
+    """Returns when no process of a job is left."""
+    deadline = time.monotonic() + DEADLINE_S
+    while left := marked(mark):
+        assert time.monotonic() < deadline, f"processes {left} of the job have not ended"
+        os.sched_yield()
+
+
 @pytest.mark.long
 def test_all_ranks_start_again_and_finish(tmp_path):
     mark, result, sockets = uuid.uuid4().hex, tmp_path / "result", abstract_sockets()
@@ -62,23 +93,10 @@ def test_all_ranks_start_again_and_finish(tmp_path):
         launcher.end_well(2 * DEADLINE_S)  # the launcher starts a dozen processes, one after the other
         errors = launcher.errors(0)
     results = torch.load(result)
-    assert sorted(results) == list(range(RANKS))
-    resumed = DEADLY_STEP - DEADLY_STEP % SAVED_EVERY
-    seen, weights = uninterrupted()
-    for rank, (run, first, sums, final) in results.items():
-        assert (run, first) == (2, resumed), f"rank {rank}: run {run} began with step {first}\n{errors}"
-        torch.testing.assert_close(torch.tensor(sums), torch.tensor(seen[resumed:]), rtol=1e-4, atol=1e-3)
-        torch.testing.assert_close(final, weights, rtol=0, atol=1e-5)
-        assert torch.equal(final, results[0][3]), f"rank {rank} has other weights than rank 0"
-    # The agent may have ended a survivor before that could write what it saw.
-    for text in tmp_path.glob("failure of rank *"):
-        assert text.read_text().startswith("PeerFailure: "), text.read_text()
-        assert f"rank {DEADLY_RANK}" in text.read_text()
-
-    deadline = time.monotonic() + DEADLINE_S
-    while left := marked(mark):
-        assert time.monotonic() < deadline, f"processes {left} of the job have not ended"
-        os.sched_yield()
+    check_results(results, errors)
+    assert [result[0] for result in results.values()] == [2] * RANKS, errors
+    check_failures(tmp_path, DEADLY_RANK)
+    await_end(mark)
     pids = {path.name for path in (tmp_path / "pids").iterdir()}
     assert len(pids) > 2 * RANKS, "and those of the first run that came so far"
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("sagecomm-") and pids & set(name.split("-"))]

@@ -27,7 +27,7 @@ import test_monitored_barrier as monitored_barrier
 import test_point_to_point as p2p
 import test_sparse as sparse
 from members import Ranks, gathered
-from random_programs import SHAPES
+from random_programs import LONG_SHAPES
 from selection import quickly
 from worlds import Pool, World, on_hosts
 
@@ -64,7 +64,7 @@ def test_some_operations(hosts: Hosts, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", LONG_SHAPES)
 def test_every_operation(hosts: Hosts, shape: tuple[int, ...]) -> None:
     matrix.run_matrix(hosts(*shape), matrix.chosen_cells(), own_order=True)
 
@@ -175,7 +175,7 @@ def objects() -> None:
         assert mine == [everybody[rank]]
 
 
-@pytest.mark.parametrize("shape", quickly([THREE], SHAPES))
+@pytest.mark.parametrize("shape", quickly([THREE], LONG_SHAPES))
 def test_objects(hosts: Hosts, shape: tuple[int, ...]) -> None:
     hosts(*shape).run(objects)
 
@@ -237,7 +237,7 @@ def many_groups_at_once(hosts_of_ranks: list[int], seed: int) -> None:
     assert gathered(None) == list(range(size))
 
 
-@pytest.mark.parametrize("shape", quickly([FOUR], SHAPES))
+@pytest.mark.parametrize("shape", quickly([FOUR], LONG_SHAPES))
 def test_groups_inside_and_across_hosts_at_once(hosts: Hosts, shape: tuple[int, ...]) -> None:
     of_ranks = [host for host, size in enumerate(shape) for _ in range(size)]
     hosts(*shape).run(many_groups_at_once, of_ranks, 1)
@@ -281,7 +281,7 @@ def parameters_of_ddp(kind: str) -> list[torch.Tensor]:
     return [t for name, t in zip(names, state, strict=True) if name in trained]
 
 
-@pytest.mark.parametrize("shape", quickly([THREE], SHAPES))
+@pytest.mark.parametrize("shape", quickly([THREE], LONG_SHAPES))
 @pytest.mark.parametrize("kind", quickly(["small buckets"], ["plain", "small buckets", "hook that chains"]))
 def test_ddp(pool: Pool, shape: tuple[int, ...], kind: str) -> None:
     ranks = pool.hosts(*shape)

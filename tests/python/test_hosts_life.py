@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 import host_stores
 import test_endings as endings
@@ -25,6 +26,41 @@ from worlds import COLLECTIVE_TIMEOUT, Pool, World, on_hosts
 
 Shape = tuple[int, ...]
 DEATH_BOUND_S = 3.0
+
+# ---- many processes ----
+
+MOST_SOCKETS = 100  # of a process
+MANY = (4, 4, 4, 4)
+MAKING_S = 1.0  # until all ranks have a group, and until they have six more
+
+
+def sockets() -> int:
+    descriptors = Path("/proc/self/fd")
+    links = (os.readlink(each) for each in descriptors.iterdir() if each.is_symlink())
+    return sum(link.startswith("socket:") for link in links)
+
+
+def makes_groups() -> tuple[float, float, int]:
+    """Seconds of making one group of all ranks behind a first one, and six more, and the sockets of the process."""
+    everybody = list(range(dist.get_world_size()))
+    dist.barrier()
+    began = time.monotonic()
+    dist.barrier(dist.new_group(everybody))
+    one = time.monotonic() - began
+    began = time.monotonic()
+    for _ in range(6):
+        dist.barrier(dist.new_group(everybody))
+    return one, time.monotonic() - began, sockets()
+
+
+@pytest.mark.long
+def test_sixteen_processes_on_four_hosts(fresh_world: Callable[..., World]) -> None:
+    made = fresh_world(sum(MANY), on_hosts(*MANY)).run(makes_groups)
+    for rank, (one, six, descriptors) in enumerate(made):
+        kept(one, MAKING_S, f"making a group on rank {rank}")
+        kept(six, MAKING_S, f"making six groups on rank {rank}")
+        assert descriptors < MOST_SOCKETS, rank
+
 
 # ---- stores and secrets ----
 

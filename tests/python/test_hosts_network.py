@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ import torch.distributed as dist
 
 import network_bed
 import sagecomm
+import test_matrix as matrix
 from failing import backend, caught
 from network_bed import Network
 from programs import Signals, in_background, report
 from promises import kept, most
+from test_hosts_tls import Certificates
 from worker import Outcome
 from worlds import World
 
@@ -26,10 +29,13 @@ pytestmark = [
     pytest.mark.skipif(bool(why := network_bed.why_not()), reason=why),
 ]
 
+needs_ipv6 = pytest.mark.skipif(bool(why := network_bed.why_no_ipv6()), reason=why)
 needs_delay = pytest.mark.skipif(bool(why := network_bed.why_no_delay()), reason=why)
 
 CUT_S = 3.0  # until a cut is a failure on all ranks
+REPAIR_S = 2.5  # a cut that ends a link with the default of SAGECOMM_LINK_TIMEOUT
 SLOW_MS = 10  # of a cable, each way, so that an answer from another host comes after 40
+FEW_CELLS = 15  # one cell of so many is run
 SUM = 4 << 20  # bytes that are summed to see what crosses
 
 
@@ -37,8 +43,8 @@ SUM = 4 << 20  # bytes that are summed to see what crosses
 def network() -> Iterator[Callable[..., Network]]:
     made: list[Network] = []
 
-    def make(hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0) -> Network:
-        made.append(Network(hosts, rate, delay_ms, loss))
+    def make(hosts: int, rate: str = "", delay_ms: float = 0, loss: float = 0, *, ipv6: bool = False) -> Network:
+        made.append(Network(hosts, rate, delay_ms, loss, ipv6=ipv6))
         return made[-1]
 
     yield make
@@ -48,6 +54,10 @@ def network() -> Iterator[Callable[..., Network]]:
 
 def served_by_host_0(common: Any, rank: int, size: int) -> dist.TCPStore:
     return dist.TCPStore(f"{network_bed.NETWORK}.1", network_bed.PORT, is_master=rank == 0, wait_for_workers=False)
+
+
+def served_by_host_0_with_ipv6(common: Any, rank: int, size: int) -> dist.TCPStore:
+    return dist.TCPStore(f"{network_bed.NETWORK_6}:1", network_bed.PORT, is_master=rank == 0, wait_for_workers=False)
 
 
 def everything() -> list[float]:
@@ -85,6 +95,48 @@ def test_operations_over_a_network(network, fresh_world, sizes):
     ranks = fresh_world(size, network(len(sizes)).environments(*sizes))
     once = [size * (size - 1) / 2, size - 1, *range(size)]
     assert ranks.run(everything, store=served_by_host_0) == [once * 3] * size
+
+
+@needs_ipv6
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
+def test_operations_over_ipv6(network, fresh_world, encrypted, tmp_path):
+    environments = network(2, ipv6=True).environments(2, 2)
+    if encrypted:
+        certificates = Certificates(tmp_path / "tls")
+        environments = [each | certificates.of() for each in environments]
+    ranks = fresh_world(4, environments)
+    assert ranks.run(everything, store=served_by_host_0_with_ipv6) == [[6, 3, *range(4)] * 3] * 4
+
+
+@needs_ipv6
+def test_a_host_with_both_families_and_one_with_ipv4(network, fresh_world):
+    hosts = network(2)
+    hosts.add_ipv6(0)
+    environments = [each | {"SAGECOMM_SOCKET_IFNAME": "eth0"} for each in hosts.environments(1, 1)]
+    ranks = fresh_world(2, environments)
+    assert ranks.run(everything, store=served_by_host_0) == [[1, 1, 0, 1] * 3] * 2
+
+
+def test_some_cells_over_a_network(network, fresh_world):
+    ranks = fresh_world(4, network(2).environments(2, 2))
+    cells = matrix.chosen_cells()[::FEW_CELLS]
+    matrix.run_matrix(ranks, cells, own_order=True, store=served_by_host_0)
+
+
+def long_broadcast() -> None:
+    dist.broadcast(torch.ones(SUM // 4), 0)
+    dist.barrier()
+
+
+def test_packets_that_are_too_long(network, fresh_world):
+    """Links are made, whose handshake is short, and long data do not pass."""
+    hosts = network(2)
+    for host in range(2):
+        hosts.shorten(host, 1500)
+    ranks = fresh_world(2, [each | {"SAGECOMM_PROBE": "off"} for each in hosts.environments(1, 1)])
+    outcome = ranks.outcomes(long_broadcast, store=served_by_host_0)[0]  # the other rank reads the end of the link
+    assert "its host does not acknowledge what was sent on one connection" in str(outcome.error), outcome
+    assert "look at their MTU" in str(outcome.error), outcome.error
 
 
 @pytest.mark.skipif(bool(why := network_bed.why_no_rate()), reason=why)
@@ -201,6 +253,34 @@ def test_a_pulled_cable(network, fresh_world, signals):
     answers = cut(ranks, signals, lambda: hosts.pull(1))
     one_cause(answers, [0, 1], {2, 3})
     one_cause(answers, [2, 3], {0, 1})
+
+
+def sums_until_all_stop(path: str, until: str) -> int:
+    """Sums until rank 0 finds a file, and returns how many there were."""
+    report(path)
+    for calls in itertools.count(1):
+        stops = torch.tensor([float(dist.get_rank() == 0 and os.path.exists(until))])
+        dist.all_reduce(stops)
+        if stops.item():
+            return calls
+    raise AssertionError("counting has ended")
+
+
+def test_a_cable_that_is_plugged_in_again(network, fresh_world, signals, tmp_path):
+    """A cut that is shorter than SAGECOMM_LINK_TIMEOUT is a delay."""
+    hosts = network(2)
+    ranks = fresh_world(4, [each | {"SAGECOMM_LINK_TIMEOUT": "20"} for each in hosts.environments(2, 2)])
+    stop = tmp_path / "stop"
+    outcomes = in_background(ranks, sums_until_all_stop, signals.path, str(stop), store=served_by_host_0)
+    signals.await_many(ranks.size)
+    hosts.pull(1)
+    time.sleep(REPAIR_S)  # it is the cut
+    assert not outcomes.done()
+    hosts.plug(1)
+    stop.touch()
+    answers = outcomes.result(120)
+    assert all(answer.ok for answer in answers), [answer.trace for answer in answers]
+    assert len({answer.value for answer in answers}) == 1
 
 
 @needs_delay

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+CONFIGURATIONS = ["own", "own_hosts", "masquerade", *(["cuda", "nccl"] if torch.version.cuda else [])]
 SUITES = Path(__file__).resolve().parents[1] / "suites"
 
 
@@ -25,7 +26,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("configuration", ["own", "masquerade", *(["cuda", "nccl"] if torch.version.cuda else [])])
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_a_few_of_torchs_tests(configuration: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SUITES / "run.py"), configuration, "--smoke"],

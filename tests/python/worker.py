@@ -73,7 +73,7 @@ def main(connection: Connection, stacks: str, port: int, environment: dict[str, 
         dist.set_debug_level_from_env()  # torch read its variable before this process had its own
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         if namespace := environment.get("TEST_NETWORK_NAMESPACE"):
-            _enter(namespace)  # connections that are there stay
+            enter(namespace)  # connections that are there stay
         while True:
             try:
                 job: Job = connection.recv()
@@ -82,7 +82,7 @@ def main(connection: Connection, stacks: str, port: int, environment: dict[str, 
             connection.send(_run(job, store))
 
 
-def _enter(namespace: str) -> None:
+def enter(namespace: str) -> None:
     """Moves this thread, and those that it will start, into a network namespace."""
     import ctypes
 

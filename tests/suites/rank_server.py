@@ -29,6 +29,9 @@ def _rank(
     environment: dict[str, str], target: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     os.environ.update(environment)
+    if hosts := int(os.environ.get("SUITE_HOSTS", "0")):
+        rank, ranks = args[0], int(os.environ["WORLD_SIZE"])  # of MultiProcessTestCase._run
+        os.environ["SAGECOMM_HOSTID"] = f"h{rank * hosts // ranks}"
     emulated.begin()
     target(*args, **kwargs)
 

@@ -46,6 +46,7 @@ class Configuration:
     cuda: bool = False  # the tests of CUDA tensors, on emulated devices, one for each rank
     tests: str = "torch_tests"  # the module that has them
     from_repository: bool = False  # they are in no wheel
+    hosts: int = 0  # the ranks are on so many, by SAGECOMM_HOSTID; 0: on one
     nccl_class: str = ""  # torch's own, which answers to the name; empty: sagecomm does
 
 
@@ -79,6 +80,20 @@ CONFIGURATIONS = {
             "test_monitored_barrier_gloo_rank_0_timeout",
             "test_send_recv_any_source_autograd_profiler",
         ),
+    ),
+    "own_hosts": Configuration(
+        told="sagecomm",
+        ranks=4,
+        at_least=97,
+        smoke=(
+            "test_DistributedDataParallelCPU",
+            "test_all_to_all_single_unequal_split",
+            "test_batch_isend_irecv_gloo",
+            "test_monitored_barrier_gloo_subgroup",
+            "test_scatter_object_list",
+            "test_send_recv_any_source",
+        ),
+        hosts=2,
     ),
     "eight": Configuration(told="sagecomm", ranks=8, at_least=118),
     "eight_masquerade": Configuration(told="gloo", ranks=8, at_least=110),
@@ -291,6 +306,7 @@ def environment(configuration: Configuration, backend: str) -> Mapping[str, str]
             cuda["TORCH_DIST_USE_NCCL2"] = str(int(configuration.nccl_class == "ProcessGroupNCCL2"))
     return {
         **cuda,
+        **({"SUITE_HOSTS": str(configuration.hosts)} if configuration.hosts else {}),
         "BACKEND": configuration.told if backend == "sagecomm" else backend,
         "SUITE_SERVED_BY": configuration.told if configuration.nccl_class and backend == "sagecomm" else backend,
         "SUITE_FOR_EVERY_NAME": "yes" if configuration.told == "sagecomm" else "no",

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,7 @@ func (n *Node) accept(l net.Listener) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil: // no descriptors, or a connection that was reset
+			n.refused(netip.AddrPort{}, err)
 			select {
 			case <-n.closing:
 				return
@@ -84,6 +86,7 @@ func (n *Node) serve(raw *net.TCPConn, e *list.Element) {
 	n.strangers.Remove(e) // does nothing if the stranger has made room for another one
 	n.mu.Unlock()
 	if err != nil {
+		n.refused(addressOf(raw), err)
 		n.close(raw)
 		return
 	}
@@ -98,6 +101,24 @@ func (n *Node) serve(raw *net.TCPConn, e *list.Element) {
 		return
 	}
 	n.take(i, in, c)
+}
+
+// errRoom is why a connection was not admitted that this process has closed.
+var errRoom = errors.New("it made room for another connection that has proved nothing yet")
+
+// refused tells of a connection that was not admitted, unless the node is closed.
+func (n *Node) refused(from netip.AddrPort, why error) {
+	select {
+	case <-n.closing:
+		return
+	default:
+	}
+	if errors.Is(why, net.ErrClosed) {
+		why = errRoom
+	}
+	if n.config.Refused != nil {
+		n.config.Refused(from, why)
+	}
 }
 
 // admit makes the handshake. A panic in it, of what a stranger has sent, ends the connection and nothing else.
@@ -123,7 +144,7 @@ func (n *Node) admit(raw *net.TCPConn) (c net.Conn, i introduction, s *handshake
 		if err = secure.Handshake(); err != nil {
 			_ = raw.CloseWrite() // what the other one has sent is read first, else it might lose the alert, which says why
 			_, _ = io.Copy(io.Discard, limit)
-			return nil, i, nil, err
+			return nil, i, nil, asCertificateError(err)
 		}
 		key, known := n.keys.of(name)
 		if key, err = bound(key, secure); err != nil {

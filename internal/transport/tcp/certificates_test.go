@@ -73,7 +73,7 @@ func pems(t testing.TB, own *ecdsa.PrivateKey, chain ...*x509.Certificate) (cert
 	return certificates, text("PRIVATE KEY", der)
 }
 
-func (a authority) settings(t *testing.T) *tls.Config {
+func (a authority) settings(t testing.TB) *tls.Config {
 	t.Helper()
 	c, err := TLS(a.texts(t, time.Now().Add(time.Hour)))
 	require.NoError(t, err)

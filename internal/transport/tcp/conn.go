@@ -132,10 +132,13 @@ func (c *conn) locked(read func([][]byte) (int, error)) error {
 	return c.once(read)
 }
 
+// ErrPanic is the error of a panic. It is wrapped with the value and the stack.
+var ErrPanic = errors.New("internal error: panic")
+
 // recovered turns what recover has returned into the error of a function, which ends the link.
 func recovered(err *error, p any) {
 	if p != nil {
-		*err = &frameError{fmt.Errorf("internal error: panic: %v\n%s", p, debug.Stack())}
+		*err = &frameError{fmt.Errorf("%w: %v\n%s", ErrPanic, p, debug.Stack())}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"time"
 
 	"sagecomm/internal/handshake"
@@ -33,7 +35,7 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 			return errCrossed
 		}
 		i.index = uint8(k)
-		var why error
+		var why []error
 		for a, address := range at {
 			if conns[k], raws[k], sums, err = n.dialOne(ctx, address, i, key); err == nil {
 				at = at[a : a+1] // all connections of a link go to one address
@@ -42,27 +44,50 @@ func (n *Node) dial(ctx context.Context, id Identity, at []netip.AddrPort, key h
 			if errors.Is(err, errCrossed) {
 				return err
 			}
-			why = errors.Join(why, fmt.Errorf("%v: %w", address, err))
+			why = append(why, fmt.Errorf("%v: %w", address, err))
 		}
 		if raws[k] == nil {
-			return unlinked(errors.Join(why, ctx.Err()))
+			return &DialError{why, ctx.Err()}
 		}
 	}
 	return n.up(id, conns, raws, sums, nil)
 }
 
-// unlinked returns the error of a link that was not made.
-func unlinked(why error) error {
-	if refused := (*CertificateError)(nil); errors.As(why, &refused) {
-		return fmt.Errorf("sagecomm: %w", why)
-	}
-	if errors.Is(why, handshake.ErrRefused) {
-		return fmt.Errorf("sagecomm: the process there has another secret, or has closed the connection; "+
-			"set SAGECOMM_SECRET_FILE to files with the same secret on all ranks, or on none: %w", why)
-	}
-	return fmt.Errorf("sagecomm: the process there has ended, or cannot be reached; let firewalls between the hosts pass the ports of "+
-		"SAGECOMM_PORT_RANGE, or set SAGECOMM_SOCKET_IFNAME to a network that joins them: %w", why)
+// DialError is why a link was not made.
+type DialError struct {
+	At    []error // of each address, with which its text begins
+	Ended error   // of the context; nil if it goes on
 }
+
+// Error implements error, in one line.
+func (e *DialError) Error() string {
+	text := "sagecomm: "
+	switch certificate := (*CertificateError)(nil); {
+	case errors.As(e, &certificate):
+	case errors.Is(e, handshake.ErrRefused):
+		text += "the process there has another secret, or has closed the connection; set SAGECOMM_SECRET_FILE to files with the same secret on all ranks, or on none: "
+	default:
+		text += "the process there has ended, or cannot be reached; let firewalls between the hosts pass the ports of SAGECOMM_PORT_RANGE, or set SAGECOMM_SOCKET_IFNAME to a network that joins them: "
+	}
+	for i, each := range e.At {
+		if i > 0 {
+			text += "; "
+		}
+		text += each.Error()
+	}
+	return text
+}
+
+// Unwrap returns all errors.
+func (e *DialError) Unwrap() []error {
+	if e.Ended != nil {
+		return append(slices.Clone(e.At), e.Ended)
+	}
+	return e.At
+}
+
+// errNoAnswer is the error of an address at which the time for the handshake is up.
+var errNoAnswer = fmt.Errorf("no answer: %w", os.ErrDeadlineExceeded)
 
 // dialOne makes one connection. sums: payloads have checksums on it, as on all others of the link.
 func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, name handshake.Space) (c net.Conn, raw *net.TCPConn, sums bool, err error) {
@@ -80,8 +105,11 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	n.opened(own)
 	stop := context.AfterFunc(ctx, func() { n.close(own) })
 	defer func() {
-		if !stop() && err == nil {
+		if !stop() && (err == nil || errors.Is(err, net.ErrClosed)) {
 			err = ctx.Err()
+		}
+		if err == context.DeadlineExceeded {
+			err = errNoAnswer
 		}
 		if err != nil {
 			n.close(own)

@@ -30,7 +30,9 @@ func proved(t *testing.T, b *end, i introduction) net.Conn {
 // An attempt of another process whose connections have ended does not keep this one from dialing, for as long as strangers have time.
 func TestAttemptThatHasEnded(t *testing.T) {
 	noLeaks(t)
-	slow := func(c *Config) { c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Greeting: time.Hour} }
+	slow := func(c *Config) {
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Ending: time.Second, Greeting: time.Hour}
+	}
 	a, b := newEnd(t, slow), newEnd(t, slow)
 	require.NoError(t, proved(t, b, introduction{from: a.id, to: b.id, attempt: 1, data: 2}).Close())
 	b.linkTo(t, a)
@@ -72,7 +74,7 @@ func TestLinkOfWhichNothingCame(t *testing.T) {
 	noLeaks(t)
 	for _, all := range []bool{true, false} { // connections that the other process closes; else this one reads the others to its limit
 		a, b := newEnd(t, nil), newEnd(t, func(c *Config) {
-			c.Timing = Timing{Beat: time.Hour, Unacked: 100 * time.Millisecond, Greeting: time.Minute}
+			c.Timing = Timing{Beat: time.Hour, Unacked: 100 * time.Millisecond, Ending: 100 * time.Millisecond, Greeting: time.Minute}
 		})
 		i := introduction{from: a.id, to: b.id, attempt: 0, data: 2}
 		var conns []net.Conn
@@ -122,7 +124,9 @@ func TestLinkIsHandedOutWhenTheOtherProcessHasIt(t *testing.T) {
 // Closing a node ends what it dials at once.
 func TestCloseWhileDialing(t *testing.T) {
 	noLeaks(t)
-	a := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Greeting: time.Hour} })
+	a := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Ending: time.Second, Greeting: time.Hour}
+	})
 	silent := listenOn(t, "127.0.0.1:0")
 	defer silent.Close()
 	b := newEnd(t, nil)
@@ -189,7 +193,7 @@ func TestDescriptorsOfAnAttemptWithinTLSAreTold(t *testing.T) {
 		var opened, closing atomic.Int32
 		a := newEnd(t, func(c *Config) {
 			c.TLS = settings
-			c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon}
+			c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: soon}
 			c.Opened = func(uintptr) { opened.Add(1) }
 			c.Closing = func(uintptr) { closing.Add(1) }
 			if n%2 == 0 {
@@ -247,7 +251,9 @@ func TestAwait(t *testing.T) {
 func TestDialBeforeTheOtherOneHasNoticedTheLoss(t *testing.T) {
 	noLeaks(t)
 	silent := func(greeting time.Duration) func(c *Config) {
-		return func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Hour, Greeting: greeting} }
+		return func(c *Config) {
+			c.Timing = Timing{Beat: time.Hour, Unacked: time.Hour, Ending: time.Hour, Greeting: greeting}
+		}
 	}
 	b := newEnd(t, silent(time.Second))
 	old := newEnd(t, silent(soon))
@@ -321,7 +327,9 @@ func TestProcessesThatAreGoneAreForgotten(t *testing.T) {
 		require.Error(t, b.awaitLoss(t))
 		b.Forget(b.linkOf(t, again))
 	}
-	hasty := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: 2 * time.Second} })
+	hasty := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: 2 * time.Second}
+	})
 	i := introduction{from: Identity{1}, to: hasty.id, attempt: 1, data: 2}
 	proved(t, hasty, i) // the first connection of a link that is never complete
 	require.Equal(t, 1, known(hasty))

@@ -36,7 +36,7 @@ func TestNothingIsLostAtExit(t *testing.T) {
 // Closing a node waits for a process that does nothing for as long as a link that ends is read, and no longer.
 func TestCloseWithAStoppedProcess(t *testing.T) {
 	noLeaks(t)
-	timing := Timing{Beat: time.Hour, Unacked: 200 * time.Millisecond, Greeting: soon}
+	timing := Timing{Beat: time.Hour, Unacked: time.Hour, Ending: 200 * time.Millisecond, Greeting: soon}
 	b := newEnd(t, func(c *Config) { c.Timing = timing })
 	i := introduction{from: Identity{1}, to: b.id, attempt: 1, data: 2}
 	for k := range uint8(3) {
@@ -46,7 +46,7 @@ func TestCloseWithAStoppedProcess(t *testing.T) {
 	b.madeFor(t, i.from)
 	began := time.Now()
 	b.Close()
-	require.GreaterOrEqual(t, time.Since(began), timing.Unacked)
+	require.GreaterOrEqual(t, time.Since(began), timing.Ending)
 	require.Less(t, time.Since(began), soon/2)
 }
 

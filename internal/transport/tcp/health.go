@@ -12,13 +12,14 @@ import (
 // lives and that the way there and back is open; whether the process does anything is another matter.
 type Timing struct {
 	Beat     time.Duration // a connection that has sent nothing for so long sends a heartbeat
-	Unacked  time.Duration // a connection is lost when it has made no progress for so long; and how long a link that ends is read
+	Unacked  time.Duration // a connection is lost when it has made no progress for so long
+	Ending   time.Duration // a link that ends is read for so long
 	Greeting time.Duration // a stranger has so long for the handshake and the introduction
 }
 
 // DefaultTiming finds a dead host, or a cut in either direction, on this host too, within 2 s: at most Beat and a look until a heartbeat, the wait
 // and a look.
-var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Millisecond, Greeting: 5 * time.Second}
+var DefaultTiming = Timing{Beat: 250 * time.Millisecond, Unacked: 1500 * time.Millisecond, Ending: 1500 * time.Millisecond, Greeting: 5 * time.Second}
 
 // looks is how often links are looked at: more often than heartbeats are sent, because twice a look is a part of the time until a loss is found.
 func (t Timing) looks() time.Duration { return t.Beat / 2 }
@@ -37,6 +38,18 @@ const stopped = time.Second
 
 // errUnacknowledged is the reason of a loss.
 var errUnacknowledged = errors.New("its host does not acknowledge what was sent: it is down, or the network between is cut")
+
+// errLongPackets is errUnacknowledged where another connection of the link is acknowledged.
+var errLongPackets error = longPackets{}
+
+type longPackets struct{}
+
+func (longPackets) Error() string {
+	return "its host does not acknowledge what was sent on one connection, and acknowledges another one: the network between may drop long packets, where it passes shorter ones than " +
+		"the interfaces of the hosts say; look at their MTU (ping -M do -s 1472)"
+}
+
+func (longPackets) Is(target error) bool { return target == errUnacknowledged }
 
 // errDamagedRecord is the reason of a loss within TLS.
 var errDamagedRecord = errors.New("what comes is no record of TLS of the other process: it was damaged or changed on the way")
@@ -71,7 +84,11 @@ func (l *Link) look(now time.Time, late bool) error {
 			return err
 		}
 		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
-			return fmt.Errorf("%w (%v)", errUnacknowledged, waited.Round(100*time.Millisecond))
+			why := errUnacknowledged
+			if l.answersElsewhere(c, now) {
+				why = errLongPackets
+			}
+			return fmt.Errorf("%w (%v)", why, waited.Round(100*time.Millisecond))
 		}
 		if !late && c.standsStill(l.node.config.Timing.Unacked) {
 			return &frameError{errDamagedRecord}
@@ -82,6 +99,17 @@ func (l *Link) look(now time.Time, late bool) error {
 		}
 	}
 	return nil
+}
+
+// answersElsewhere reports whether the other kernel has acknowledged something on another connection than one on which it is silent, late enough
+// that it was not cut off at the same time.
+func (l *Link) answersElsewhere(silent *conn, now time.Time) bool {
+	for _, c := range l.conns {
+		if c != silent && now.Sub(c.progress.answered) < l.node.config.Timing.Unacked/2 {
+			return true
+		}
+	}
+	return false
 }
 
 // standsStill reports whether the goroutine that reads within TLS has made nothing of what came so long ago, while the other one writes. Of a record that
@@ -126,12 +154,17 @@ type progress struct {
 	since  time.Time
 	looked time.Time
 	asked  bool // at the last look, something was without an answer
+
+	answered time.Time // when a look has found that bytes were acknowledged
 }
 
 // look returns for how long there was no progress: the queue was not empty, nothing was acknowledged, and now something is without an answer. A
 // queue that waits for a slow process is none, because its kernel answers probes.
 func (p *progress) look(k kernelState, now time.Time, late bool) time.Duration {
 	asked := k.packets || k.probes
+	if k.acked != p.acked {
+		p.answered = now
+	}
 	switch {
 	case late || k.queued == 0 || k.acked != p.acked || p.asked && !asked: // an answer to a probe acknowledges no bytes
 		p.acked, p.since = k.acked, now

@@ -48,7 +48,7 @@ func (l *loopback) set(t *testing.T, up bool) {
 // short finds a loss soon, and counts no stop of this process as one: stops from `stopped` on are late looks. TestBoundOfALoss has the bound of
 // the default.
 func short(c *Config) {
-	c.Timing = Timing{Beat: 50 * time.Millisecond, Unacked: stopped + 200*time.Millisecond, Greeting: 5 * time.Second}
+	c.Timing = Timing{Beat: 50 * time.Millisecond, Unacked: stopped + 200*time.Millisecond, Ending: stopped + 200*time.Millisecond, Greeting: 5 * time.Second}
 }
 
 // A network that carries nothing any more is noticed on both sides, although neither of them sends anything: heartbeats do.
@@ -62,12 +62,29 @@ func TestCutNetwork(t *testing.T) {
 	network.set(t, false)
 	began := time.Now()
 	why := a.awaitLoss(t)
+	require.NotErrorIs(t, why, errLongPackets)
 	require.ErrorIs(t, why, errUnacknowledged)
 	require.ErrorIs(t, b.awaitLoss(t), errUnacknowledged)
 	t.Logf("noticed after %v: %v", time.Since(began), why)
 	var lost *LostError
 	require.True(t, errors.As(why, &lost))
 	require.Equal(t, b.id, lost.Peer)
+}
+
+// Where one connection is not acknowledged and others are, the host lives, and the network may drop long packets.
+func TestNetworkThatDropsSomePackets(t *testing.T) {
+	noLeaks(t)
+	a := newEnd(t, short)
+	b := newEnd(t, func(c *Config) { // it does not notice by itself
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Hour, Ending: time.Second, Greeting: soon}
+	})
+	l := a.linkTo(t, b)
+	b.linkOf(t, a).conns[1].hearsNothing(t)
+	require.NoError(t, l.Send(1, message(1), make([]byte, 9000)))
+	why := a.awaitLoss(t)
+	require.ErrorIs(t, why, errUnacknowledged)
+	require.ErrorIs(t, why, errLongPackets)
+	require.ErrorContains(t, why, "look at their MTU (ping -M do -s 1472)")
 }
 
 // address gives the device an address, in the place of the one that it had.
@@ -99,7 +116,7 @@ func TestBlackHoleOnThisHost(t *testing.T) {
 }
 
 // fast beats often, and is long enough for a busy machine to acknowledge. It counts no stop as a loss: see short.
-var fast = Timing{Beat: 20 * time.Millisecond, Unacked: stopped + 500*time.Millisecond, Greeting: 5 * time.Second}
+var fast = Timing{Beat: 20 * time.Millisecond, Unacked: stopped + 500*time.Millisecond, Ending: stopped + 500*time.Millisecond, Greeting: 5 * time.Second}
 
 // A process that does nothing while its kernel acknowledges is quiet, and not lost: it may be stopped. So is one behind a proxy that passes
 // nothing on. It goes on as if nothing had been.
@@ -164,7 +181,9 @@ func TestSlowReceiver(t *testing.T) {
 // After a stop of this process, what was not acknowledged meanwhile is not held against others.
 func TestOwnStop(t *testing.T) {
 	noLeaks(t)
-	unwatched := func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon} }
+	unwatched := func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: soon}
+	}
 	a, b := newEnd(t, unwatched), newEnd(t, unwatched)
 	l := a.linkTo(t, b)
 	c := l.conns[1]
@@ -208,32 +227,40 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// From a cut on, a loss is found within 2 s, wherever the cut lies between two looks, and also where no packet leaves this host. A timer
-// may be late or early by little.
+// From a cut on, a loss is found within the timeout of links and 0.5 s, wherever the cut lies between two looks, and also where no packet leaves this
+// host. A timer may be late or early by little.
 func TestBoundOfALoss(t *testing.T) {
+	for _, unacked := range []time.Duration{DefaultTiming.Unacked, 10 * time.Second} {
+		timing := DefaultTiming
+		timing.Unacked = unacked
+		boundOfALoss(t, timing)
+	}
+}
+
+func boundOfALoss(t *testing.T, timing Timing) {
 	const rto = 204 * time.Millisecond // the least one of a network without delay, and a tick of the kernel
 	for name, hole := range map[string]bool{"a cut on the way": false, "a black hole on this host": true} {
-		for _, every := range []time.Duration{DefaultTiming.looks() - time.Millisecond, DefaultTiming.looks()} {
+		for _, every := range []time.Duration{timing.looks() - time.Millisecond, timing.looks()} {
 			for phase := time.Duration(0); phase < every; phase += 5 * time.Millisecond {
 				cut := time.Now() // the last frame was sent, and acknowledged, in this moment
 				var p progress
 				var beat, found time.Duration
 				p.look(kernelState{acked: 9}, cut.Add(phase-every), true)
 				for at := phase; found == 0; at += every {
-					k := kernelState{acked: 9, probing: DefaultTiming.probing(rto)}
+					k := kernelState{acked: 9, probing: timing.probing(rto)}
 					if beat != 0 {
 						k.queued, k.packets, k.probes = HeaderBytes, !hole, hole && at-beat >= 3*rto
 					}
-					if p.look(k, cut.Add(at), false) >= DefaultTiming.Unacked {
+					if p.look(k, cut.Add(at), false) >= timing.Unacked {
 						found = at
 					}
-					if beat == 0 && at >= DefaultTiming.Beat {
+					if beat == 0 && at >= timing.Beat {
 						beat = at
 					}
 					require.Less(t, at, soon, name)
 				}
-				require.LessOrEqual(t, found, 2*time.Second, "%s, first look after %v", name, phase)
-				require.GreaterOrEqual(t, found, DefaultTiming.Unacked, name)
+				require.LessOrEqual(t, found, timing.Unacked+500*time.Millisecond, "%s, first look after %v", name, phase)
+				require.GreaterOrEqual(t, found, timing.Unacked, name)
 			}
 		}
 	}
@@ -277,7 +304,7 @@ func TestHeartbeats(t *testing.T) {
 func TestHeartbeatDoesNotWait(t *testing.T) {
 	noLeaks(t)
 	alone := func(c *Config) { // the watch does nothing
-		c.Timing = Timing{Beat: time.Hour, Unacked: 100 * time.Millisecond, Greeting: soon}
+		c.Timing = Timing{Beat: time.Hour, Unacked: 100 * time.Millisecond, Ending: 100 * time.Millisecond, Greeting: soon}
 	}
 	a, b := newEnd(t, alone), newEnd(t, alone)
 	c, there := a.linkTo(t, b).conns[1], b.linkOf(t, a).conns[1]

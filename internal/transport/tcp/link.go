@@ -106,9 +106,9 @@ func (l *Link) lose(err error) {
 
 // end ends the link. own: this process closes it, so what it has sent goes out first.
 func (l *Link) end(own bool, why error) {
-	limit := time.NewTimer(l.node.config.Timing.Unacked)
+	limit := time.NewTimer(l.node.config.Timing.Ending)
 	defer limit.Stop()
-	deadline := time.Now().Add(l.node.config.Timing.Unacked)
+	deadline := time.Now().Add(l.node.config.Timing.Ending)
 	for _, c := range l.conns {
 		if c.out != nil { // what it has counts as sent
 			_ = c.tcp.SetWriteDeadline(deadline)

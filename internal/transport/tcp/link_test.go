@@ -359,7 +359,7 @@ func TestIPv6AndSeveralAddresses(t *testing.T) {
 func TestNobodyAnswers(t *testing.T) {
 	noLeaks(t)
 	a := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Greeting: 100 * time.Millisecond}
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Second, Ending: time.Second, Greeting: 100 * time.Millisecond}
 	})
 	silent := listenOn(t, "127.0.0.1:0")
 	defer silent.Close()

@@ -35,7 +35,9 @@ type Config struct {
 	TLS      *tls.Config // nil: not encrypted
 	Receiver Receiver
 	Lost     func(l *Link, why error) // called once for a link that is lost, when nothing of it is read or written any more; may be nil
-	Timing   Timing                   // zero: DefaultTiming
+	// Refused is called for each connection that was not admitted, and, with an address that is not valid, where none can be accepted. It may be nil.
+	Refused func(from netip.AddrPort, why error)
+	Timing  Timing // zero: DefaultTiming
 	// Checksums is compared with that of the other process, and Machine is the kernel that this process runs on.
 	Checksums Checksums
 	Machine   Machine
@@ -127,7 +129,7 @@ func withDescriptor(c any, do func(fd uintptr)) {
 }
 
 // Close ends all links, without a call of Lost for those that it ends. What was sent goes out first, and what the others send is read to its
-// end, for Timing.Unacked at most. When Close returns nothing of the node runs any more, Lost included.
+// end, for Timing.Ending at most. When Close returns nothing of the node runs any more, Lost included.
 // Requires: not within the receiver or Lost.
 func (n *Node) Close() {
 	n.mu.Lock()

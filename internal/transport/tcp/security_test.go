@@ -155,7 +155,7 @@ func TestPortScan(t *testing.T) {
 	noLeaks(t)
 	a := newEnd(t, nil)
 	b := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 300 * time.Millisecond}
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Ending: time.Minute, Greeting: 300 * time.Millisecond}
 	})
 	for _, text := range []string{"", "GET / HTTP/1.1\r\n\r\n", linkProtocol.Magic, linkProtocol.Magic + string(make([]byte, 8<<10)), "sagestr1"} {
 		for range 60 {
@@ -175,6 +175,67 @@ func TestPortScan(t *testing.T) {
 	require.Eventually(t, func() bool { return b.strangerCount() == 0 }, soon, 10*time.Millisecond)
 }
 
+// What is not admitted is told with its address and the reason, and so is that nothing can be accepted, after which connections come about again.
+func TestRefusedConnectionsAreTold(t *testing.T) {
+	noLeaks(t)
+	type refusal struct {
+		from netip.AddrPort
+		why  error
+	}
+	told := make(chan refusal, 64)
+	next := func() refusal {
+		select {
+		case r := <-told:
+			return r
+		case <-time.After(soon):
+			require.Fail(t, "nothing was told")
+			return refusal{}
+		}
+	}
+	telling := func(c *Config) { c.Refused = func(from netip.AddrPort, why error) { told <- refusal{from, why} } }
+	starved := &starvedListener{Listener: listenOn(t, "127.0.0.1:0")}
+	b := newEnd(t, telling, starved)
+	r := next()
+	require.False(t, r.from.IsValid())
+	require.ErrorIs(t, r.why, unix.EMFILE)
+	c := knock(t, b)
+	_, _ = c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+	r = next()
+	require.Equal(t, c.LocalAddr().String(), r.from.String())
+	require.ErrorIs(t, r.why, handshake.ErrStranger)
+	another := testKey
+	another[0]++
+	_, err := newEndWith(t, testSpace, another, nil).dialTo(b)
+	require.Error(t, err)
+	require.ErrorIs(t, next().why, handshake.ErrStranger)
+	ours, others := newAuthority(t), newAuthority(t)
+	secured := newEnd(t, func(c *Config) { telling(c); secure(ours.settings(t))(c) })
+	_, err = newEnd(t, secure(others.settings(t))).dialTo(secured)
+	require.Error(t, err)
+	var certificate *CertificateError
+	require.ErrorAs(t, next().why, &certificate)
+	newEnd(t, nil).linkTo(t, b)
+	require.Empty(t, told)
+	knock(t, b)
+	require.Eventually(t, func() bool { return b.strangerCount() == 1 }, soon, time.Millisecond)
+	b.Close()
+	require.Empty(t, told, "it is closed")
+}
+
+// starvedListener cannot accept at first.
+type starvedListener struct {
+	net.Listener
+	asked bool
+}
+
+func (l *starvedListener) Accept() (net.Conn, error) {
+	if !l.asked {
+		l.asked = true
+		return nil, &net.OpError{Op: "accept", Err: unix.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
 // All processes that a node expects may dial at the same time, as those of a group do with the one that has the highest identity: none of them is
 // closed for another one.
 func TestManyProcessesDialAtOnce(t *testing.T) {
@@ -185,7 +246,9 @@ func TestManyProcessesDialAtOnce(t *testing.T) {
 	if need := uint64(2*dialers + 200); limit.Cur < need {         // both ends, and what other tests have
 		t.Skipf("it needs %d descriptors, and may have %d", need, limit.Cur)
 	}
-	b := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Hour} })
+	b := newEnd(t, func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: time.Hour}
+	})
 	b.Expect(dialers)
 	answers := make([][]byte, dialers)
 	errs := make([]error, dialers)
@@ -228,7 +291,7 @@ func TestManyProcessesDialAtOnce(t *testing.T) {
 func TestStrangersOfManyProcesses(t *testing.T) {
 	noLeaks(t)
 	b := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: time.Hour}
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: time.Hour}
 		c.Strangers = 5
 	})
 	bound := func(want int) {
@@ -257,7 +320,7 @@ func TestStrangersOfManyProcesses(t *testing.T) {
 func TestHalfALink(t *testing.T) {
 	noLeaks(t)
 	b := newEnd(t, func(c *Config) {
-		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 500 * time.Millisecond}
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Ending: time.Minute, Greeting: 500 * time.Millisecond}
 	})
 	introduce := func(i introduction) []byte {
 		c := knock(t, b)

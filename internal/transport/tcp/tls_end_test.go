@@ -112,7 +112,7 @@ func TestDeadHostWithinTLS(t *testing.T) {
 			noLeaks(t)
 			var c Config
 			short(&c)
-			a, b, there, back := linkedWith(t, c.Timing, Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon}) // the dead one does nothing
+			a, b, there, back := linkedWith(t, c.Timing, Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: soon}) // the dead one does nothing
 			failed := dies(t, b, there, back)
 			require.ErrorIs(t, a.awaitLoss(t), errUnacknowledged)
 			if failed != nil {
@@ -149,14 +149,14 @@ func TestCutNetworkWithinTLS(t *testing.T) {
 // A process that is stopped, and has taken all that it can, does not keep a node from closing: what the outbox holds is given up with the link.
 func TestCloseWithAFullOutboxAndAStoppedProcess(t *testing.T) {
 	noLeaks(t)
-	timing := Timing{Beat: time.Hour, Unacked: 300 * time.Millisecond, Greeting: soon}
+	timing := Timing{Beat: time.Hour, Unacked: time.Hour, Ending: 300 * time.Millisecond, Greeting: soon}
 	a, b, there, _ := linkedWith(t, timing, timing)
 	b.stops(t)
 	failed := there.fill(t)
 	there.awaitFullWindow(t)
 	began := time.Now()
 	a.Close()
-	require.GreaterOrEqual(t, time.Since(began), timing.Unacked)
+	require.GreaterOrEqual(t, time.Since(began), timing.Ending)
 	require.Less(t, time.Since(began), soon/2)
 	require.ErrorIs(t, <-failed, errNodeClosed)
 }
@@ -167,8 +167,8 @@ func TestDamagedRecordWhileTheOtherOneTakesNothing(t *testing.T) {
 	for name, first := range map[string]bool{"alone": false, "behind a good one": true} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
-			timing := Timing{Beat: 50 * time.Millisecond, Unacked: 300 * time.Millisecond, Greeting: soon}
-			a, b, there, back := linkedWith(t, timing, Timing{Beat: time.Hour, Unacked: timing.Unacked, Greeting: soon})
+			timing := Timing{Beat: 50 * time.Millisecond, Unacked: 300 * time.Millisecond, Ending: 300 * time.Millisecond, Greeting: soon}
+			a, b, there, back := linkedWith(t, timing, Timing{Beat: time.Hour, Unacked: timing.Unacked, Ending: timing.Unacked, Greeting: soon})
 			b.stops(t)
 			failed := there.fill(t)
 			there.awaitFullWindow(t)
@@ -197,7 +197,7 @@ func TestDamagedRecordWhileTheOtherOneTakesNothing(t *testing.T) {
 // Who has sent something within TLS is told that the kernel has it, and not before, also while others send on and on.
 func TestTellsThatAllIsSent(t *testing.T) {
 	noLeaks(t)
-	timing := Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon}
+	timing := Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: soon}
 	_, b, there, _ := linkedWith(t, timing, timing)
 	goOn := b.stops(t)
 	failed := there.fill(t)

@@ -53,7 +53,7 @@ func TestCertificatesThatAreNotAccepted(t *testing.T) {
 	none := settings.Clone()
 	none.Certificates = nil
 	short := func(c *Config) {
-		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Greeting: 500 * time.Millisecond}
+		c.Timing = Timing{Beat: time.Second, Unacked: time.Minute, Ending: time.Minute, Greeting: 500 * time.Millisecond}
 	}
 	for name, x := range map[string]struct {
 		settings      *tls.Config
@@ -352,7 +352,7 @@ func TestHeartbeatsWithinTLS(t *testing.T) {
 	noLeaks(t)
 	settings := newAuthority(t).settings(t)
 	quick := func(c *Config) {
-		c.TLS, c.Timing = settings, Timing{Beat: 5 * time.Millisecond, Unacked: time.Minute, Greeting: soon}
+		c.TLS, c.Timing = settings, Timing{Beat: 5 * time.Millisecond, Unacked: time.Minute, Ending: time.Minute, Greeting: soon}
 	}
 	a, b := newEnd(t, quick), newEnd(t, quick)
 	a.linkTo(t, b)

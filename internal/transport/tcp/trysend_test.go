@@ -16,7 +16,7 @@ import (
 func toSlowEnd(t *testing.T) (b *end, there *Link, held chan struct{}, goOn func()) {
 	t.Helper()
 	noLeaks(t)
-	a := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: soon, Greeting: soon} })
+	a := newEnd(t, func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: soon, Ending: soon, Greeting: soon} })
 	b = newEnd(t, nil)
 	there = a.linkTo(t, b)
 	b.linkOf(t, a)
@@ -130,7 +130,9 @@ func TestThreadsAndGoroutinesTakeTurns(t *testing.T) {
 // Who only tries to send learns that the connection was reset, and is not told that it is full.
 func TestResetOfAFullConnection(t *testing.T) {
 	noLeaks(t)
-	unwatched := func(c *Config) { c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Greeting: soon} }
+	unwatched := func(c *Config) {
+		c.Timing = Timing{Beat: time.Hour, Unacked: time.Second, Ending: time.Second, Greeting: soon}
+	}
 	a, b := newEnd(t, unwatched), newEnd(t, unwatched)
 	slow := make(chan struct{})
 	defer close(slow)

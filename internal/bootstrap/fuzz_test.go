@@ -1,0 +1,110 @@
+package bootstrap
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Whatever a server with the secret answers, a client takes as many values as it has asked for, or none.
+func FuzzAnswers(f *testing.F) {
+	f.Add([]byte{answerOK, 'x'}, []byte{answerOK}, uint8(2))
+	f.Add([]byte{answerTimeout}, []byte{}, uint8(1))
+	f.Add([]byte{answerRefused, 'n', 'o'}, []byte{answerOK}, uint8(3))
+	f.Add([]byte{answerOK}, []byte{answerTimeout}, uint8(2))
+	f.Add([]byte{}, []byte{255}, uint8(1))
+	f.Fuzz(func(t *testing.T, first, second []byte, n uint8) {
+		if len(first) > maxFrame || len(second) > maxFrame || n == 0 || n > 3 {
+			return
+		}
+		here, there := net.Pipe()
+		key := [32]byte{1}
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			defer func() { _ = there.Close() }()
+			s, _, err := storeProtocol.Admit(there, 5*time.Second, func([spaceBytes]byte) ([32]byte, bool) { return key, true })
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err = s.Receive(); err != nil {
+				t.Error(err)
+				return
+			}
+			if s.Send(first) == nil {
+				_ = s.Send(second) // the client may be content with the first one
+			}
+		}()
+		s, err := greet(here, [spaceBytes]byte{}, key, time.Now().Add(5*time.Second))
+		require.NoError(t, err)
+		values, err := exchangeFrames(s, []byte("question"), int(n), time.Second)
+		_ = here.Close()
+		<-served
+		sent := [][]byte{first, second}
+		if err != nil {
+			require.Empty(t, values)
+			refused := (*refusal)(nil)
+			if errors.Is(err, ErrTimeout) || errors.As(err, &refused) {
+				require.Contains(t, []byte{answerTimeout, answerRefused}, first[0])
+			}
+			return
+		}
+		require.Len(t, values, int(n))
+		for i, value := range values {
+			require.Equal(t, byte(answerOK), sent[i][0])
+			require.True(t, bytes.Equal(sent[i][1:], value))
+		}
+	})
+}
+
+// Whatever stands in the store of a rendezvous, it is a value, a failure of its rank, or an error that names the key.
+func FuzzRecords(f *testing.F) {
+	f.Add([]byte{markValue, 'x'}, []byte{markFailure, 'n', 'o'}, []byte("3 host"))
+	f.Add([]byte{markDetailed, '{', '}', '\n', 'x'}, []byte{}, []byte("0 host"))
+	f.Add([]byte{markDetailed}, []byte{255, 1}, []byte(""))
+	f.Add([]byte{markFailure}, []byte{markValue}, []byte("99999999999999999999 x"))
+	f.Fuzz(func(t *testing.T, first, second, begun []byte) {
+		store := NewMemStore()
+		require.NoError(t, store.Set("p/1", first))
+		require.NoError(t, store.Set("p/2", second))
+		values, err := gather(store, "p", 0, 3, time.Second, []byte{markValue, 'm'}, func(int, []byte) error { return nil })
+		failed := (*FailedError)(nil)
+		isValue := func(record []byte) bool { return len(record) > 0 && record[0] == markValue }
+		switch {
+		case err == nil:
+			require.True(t, isValue(first) && isValue(second))
+			require.Len(t, values, 3)
+			require.True(t, bytes.Equal(first[1:], values[1]) && bytes.Equal(second[1:], values[2]))
+		case errors.As(err, &failed):
+			for _, each := range failed.Failed {
+				record := [][]byte{nil, first, second}[each.Rank]
+				require.False(t, isValue(record))
+				require.Equal(t, each, *readFailure(each.Rank, record))
+			}
+		default:
+			require.Regexp(t, "key p/[12] in the store", err.Error())
+		}
+		for rank, record := range [][]byte{nil, first, second} {
+			if told := Abandoned(store, "p", rank); told != nil {
+				require.Equal(t, rank, told.Rank)
+				require.False(t, isValue(record))
+			}
+		}
+		require.NoError(t, store.Set("e/1", begun))
+		last, err := Epochs{Store: store, Prefix: "e", Rank: 1}.of(1)
+		if err != nil {
+			require.Contains(t, err.Error(), "key e/1 in the store")
+			return
+		}
+		number, owner, _ := strings.Cut(string(begun), " ")
+		n, _ := strconv.Atoi(number)
+		require.True(t, last.number == n && n >= 1 && last.owner == owner, "%q is read as %v", begun, last)
+	})
+}
