@@ -121,7 +121,11 @@ struct scr_group {
   uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;
-  scr_group *host; /* the host lane, which may be this one */
+  /* The ranks that loops over peers visit: all of this host, this one included, then those of other hosts. Nothing is ever taken off. */
+  int32_t *visited;
+  int32_t n_near;             /* of this host */
+  _Atomic uint32_t n_visited; /* in all; stored behind the entry */
+  scr_group *host;            /* the host lane, which may be this one */
   _Atomic uint64_t *failure;
   uint64_t stream_bytes;
   _Atomic int64_t timeout_ns;
@@ -190,7 +194,7 @@ struct scr_group {
     /* Device lane: operations that their streams have not reached, and how many. Each pass looks at them. */
     scr_run *behind_head, *behind_tail;
     _Atomic uint32_t behind;
-    int32_t turn;  /* the peer at whose fifos the next pass starts */
+    int32_t turn;  /* where in `visited` the next pass starts */
     scr_stop stop; /* as in coll */
     _Atomic int64_t looked_ns;
     /* The number of threads that wait for p2p operations, awake or asleep. They drive all p2p operations; the engine
@@ -204,6 +208,11 @@ struct scr_group {
   /* Of the host lane: the device lane, NULL before it is opened. The memory of groups is never freed. */
   _Atomic(scr_group *) device;
 };
+
+/* Returns the length of g->visited. Sequentially consistent, because the load may begin the last look before a sleep. */
+static inline int32_t scr_n_visited(const scr_group *g) {
+  return (int32_t)atomic_load_explicit(&g->n_visited, memory_order_seq_cst);
+}
 
 /* Keeps the group from being closed until scr_group_exit(). Returns false if the handle's group is down or closed. */
 bool scr_group_enter(scr_group *g, uint64_t handle);
