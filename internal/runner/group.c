@@ -146,18 +146,17 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     peer[i].pair = c->pair;
     pair[i].fifo_bytes = c->pair != 0 && config->fifo_bytes ? config->fifo_bytes : SCR_FIFO_BYTES;
     g->pairs = g->pairs || c->pair != 0;
-    if (c->pair == 0) visited[g->n_near++] = i;
+    if (c->pair == 0) {
+      visited[g->n_near++] = i;
+      atomic_store_explicit(&peer[i].is_visited, true, memory_order_relaxed);
+    }
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
       peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
       peer[i].flight_entries = c->flight_entries;
       peer[i].flight_stacks = c->flight_stacks;
     }
   }
-  int32_t n_visited = g->n_near;
-  for (int32_t i = 0; i < g->size; i++) {
-    if (peer[i].pair != 0) visited[n_visited++] = i;
-  }
-  atomic_store_explicit(&g->n_visited, (uint32_t)n_visited, memory_order_release);
+  atomic_store_explicit(&g->n_visited, (uint32_t)g->n_near, memory_order_release);
   g->shared = peer[g->rank].shared;
   g->failure = g->host != g ? g->host->failure : &peer[config->failure_rank].lane[SCR_HOST_LANE]->failure;
   atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT | (config->fuses ? SCR_FUSES : 0), memory_order_release);
@@ -260,9 +259,23 @@ uint64_t scr_group_device_sequence(const scr_group *g) {
   return device ? scr_group_sequence(device) : 0;
 }
 
-/* Lets those who tell ranks of other hosts look at what this rank has stored about itself. */
-static void wake_pumps(const scr_group *g) {
-  for (int32_t i = g->n_near; i < scr_n_visited(g); i++) scr_go.wake(g->peer[g->visited[i]].pair);
+void scr_group_visit(scr_group *g, int32_t rank) {
+  if (atomic_load_explicit(&g->peer[rank].is_visited, memory_order_acquire)) return;
+  scr_spin_lock(&g->visit_lock);
+  if (!atomic_load_explicit(&g->peer[rank].is_visited, memory_order_relaxed)) {
+    int32_t n = scr_n_visited(g);
+    g->visited[n] = rank;
+    atomic_store_explicit(&g->n_visited, (uint32_t)n + 1, memory_order_seq_cst);
+    atomic_store_explicit(&g->peer[rank].is_visited, true, memory_order_release);
+  }
+  scr_spin_unlock(&g->visit_lock);
+}
+
+/* Lets those who tell ranks of other hosts know of what this rank has stored about itself, or that it detaches. */
+static void tell(const scr_group *g, void (*hook)(uint64_t pair)) {
+  for (int32_t i = 0; g->pairs && i < g->size; i++) {
+    if (g->peer[i].pair != 0) hook(g->peer[i].pair);
+  }
 }
 
 void scr_group_goodbye(scr_group *g) {
@@ -270,15 +283,15 @@ void scr_group_goodbye(scr_group *g) {
   scr_store_flag(&g->shared->left, scr_group_sequence(g) + 1);
   SCR_FAULT(SCR_FAULT_LEFT);
   scr_group_wake_all(g);
-  wake_pumps(g);
+  tell(g, scr_go.wake);
 }
 
 void scr_group_detach(scr_group *g) {
-  for (int32_t i = 0; i < scr_n_visited(g); i++) {
+  for (int32_t i = 0; i < g->n_near; i++) {
     scr_shared_block *b = g->peer[g->visited[i]].shared;
     atomic_store_explicit(scr_shared_detached(b, (uint32_t)g->size, (uint32_t)g->rank), 1, memory_order_release);
   }
-  wake_pumps(g);
+  tell(g, scr_go.detach);
 }
 
 bool scr_shared_detached_by(const void *shared, int32_t size, int32_t rank) {

@@ -366,6 +366,7 @@ int scr_p2p_post(scr_group *g, scr_run *r) {
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_p2p_stay_behind(g, r);
   SCR_FAULT(SCR_FAULT_STARTED);
   if (r->kind == SAGECOMM_SEND) {
+    if (SCR_UNLIKELY(g->pairs)) scr_group_visit(g, r->root);
     scr_list_push(&g->p2p.pair[r->root].send_head, &g->p2p.pair[r->root].send_tail, r);
     return 0;
   }

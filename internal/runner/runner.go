@@ -260,6 +260,9 @@ func (g *Group) Sequence() uint64 { return uint64(C.scr_group_sequence(g.c)) }
 // Unfinished returns a number above zero while an issued operation is not complete or a thread uses the group.
 func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 
+// Visit lets the lane look at a rank of another host from now on, when it looks at its peers.
+func (g *Group) Visit(rank int) { C.scr_group_visit(g.c, C.int32_t(rank)) }
+
 // Goodbye tells the peers that this rank issues no more operations.
 func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 
