@@ -72,7 +72,9 @@ func TestPairsThatPlansNeed(t *testing.T) {
 	require.Less(t, len(wanted[0]), len(hosts)-1)
 	buffer := make([]byte, 100_000)
 	send := make(chan error, 1)
-	go func() { send <- call(w.groups[0], coll.Op{Kind: coll.Send, Type: coll.Uint8, Root: 11}, one(buffer), nil) }()
+	go func() {
+		send <- call(w.groups[0], coll.Op{Kind: coll.Send, Type: coll.Uint8, Root: 11}, one(buffer), nil)
+	}()
 	require.NoError(t, call(w.groups[11], coll.Op{Kind: coll.Recv, Type: coll.Uint8, Root: 0}, nil, one(make([]byte, len(buffer)))))
 	require.NoError(t, <-send)
 	wanted[0][11], wanted[11][0] = true, true
