@@ -128,7 +128,7 @@ struct scr_group {
   int32_t n_near;             /* of this host */
   _Atomic uint32_t n_visited; /* in all; stored behind the entry, with `visit_lock` */
   _Atomic uint32_t visit_lock;
-  scr_group *host;            /* the host lane, which may be this one */
+  scr_group *host; /* the host lane, which may be this one */
   _Atomic uint64_t *failure;
   uint64_t stream_bytes;
   _Atomic int64_t timeout_ns;

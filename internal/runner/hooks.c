@@ -46,9 +46,8 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue,     incident,  scrGoFifo,   fuse,      fail,        trace, scrGoWant,
-                                  scrGoPush, scrGoWake, scrGoDetach, scrGoPoll, scrGoAttend, send,  expect,
-                                  scrGoForget};
+  static const scr_hooks hooks = {issue,     incident,    scrGoFifo, fuse,        fail, trace,  scrGoWant,  scrGoPush,
+                                  scrGoWake, scrGoDetach, scrGoPoll, scrGoAttend, send, expect, scrGoForget};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }
