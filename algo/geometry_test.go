@@ -37,7 +37,7 @@ func TestGeometryIsTheRunners(t *testing.T) {
 		{"shared_block.h", "SCR_SMALL_SLOTS", plan.SmallSlotCount}, {"shared_block.h", "SCR_SMALL_BYTES", plan.SmallSlotBytes},
 		{"shared_block.h", "SCR_LARGE_SLOTS", plan.LargeSlotCount}, {"shared_block.h", "SCR_LARGE_BYTES", plan.LargeSlotBytes},
 		{"runner.h", "SCR_MAX_STAGES", plan.MaxStages}, {"runner.h", "SCR_MAX_CLASSES", MaxClasses - 1},
-		{"program.c", "MAX_SOURCES", MaxSize},
+		{"program.c", "MAX_SOURCES", plan.MaxSize},
 	} {
 		if got := defined(t, c.file, c.name); got != c.ours {
 			t.Errorf("%s is %d in %s, %d here", c.name, got, c.file, c.ours)

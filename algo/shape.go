@@ -10,8 +10,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// MaxSize is the largest number of ranks of a group.
-const MaxSize = plan.MaxSize
+// MaxSize is the largest number of ranks of a group, plan.MaxSize that of ranks that share memory.
+const MaxSize = 512
 
 // Shape describes how the ranks of a group are spread over hosts. It is the same on all ranks.
 type Shape struct {
@@ -56,6 +56,9 @@ func ValidSize(ranks int) error {
 func (s Shape) validate() error {
 	if err := ValidSize(s.Size); err != nil {
 		return err
+	}
+	if !s.Apart && s.Size > plan.MaxSize {
+		return fmt.Errorf("a group of %d ranks that share memory: expected at most %d", s.Size, plan.MaxSize)
 	}
 	if s.Apart && len(s.Hosts) < 2 {
 		return fmt.Errorf("a group whose hosts share no memory has %d lists of their ranks: expected one for each of several hosts", len(s.Hosts))

@@ -35,7 +35,7 @@ type Config struct {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 9
+const protocolVersion = 10
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
@@ -220,6 +220,7 @@ func (g *Group) join(c Config) (err error) {
 	if g.run, err = g.open(runner.HostLane, operations); err != nil {
 		return err
 	}
+	g.showMet(g.run)
 	g.engine = g.hostEngine(g.run)
 	g.operationTimeout.Store(int64(operations))
 	g.stacks.AddLane(g.run.PutStack)

@@ -148,7 +148,7 @@ func (g *Group) peersLeft() bool {
 // this rank frees no memory that others may touch before they have left themselves.
 func (g *Group) abandoned() bool {
 	gone := g.life.dead()
-	all := true
+	all := g.haveHeard()
 	for rank := range g.size {
 		switch {
 		case rank == g.rank, slices.Contains(gone, rank), runner.Detached(g.memory.at(), g.size, rank):

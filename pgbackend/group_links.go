@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -21,14 +22,58 @@ import (
 // groupLinks is what a rank of a group over several hosts has for its peers on other hosts.
 type groupLinks struct {
 	network   *network
-	number    uint64                  // of the group in frames
-	space     handshake.Space         // names the key of the group's links
-	keyed     bool                    // the node has that key from this group
-	processes []linkedProcess         // in the order of their lowest ranks, this one included
-	self      int                     // this process
-	pairs     []*shadow.Pair          // by rank; nil for ranks of this host
+	number    uint64          // of the group in frames
+	space     handshake.Space // names the key of the group's links
+	keyed     bool            // the node has that key from this group
+	processes []linkedProcess // in the order of their lowest ranks, this one included
+	self      int             // this process
+	pairs     []*shadow.Pair  // by rank; nil for ranks of this host
+	shadows   *shadow.Memory  // of all pairs
+	met       metRanks
 	making    bool                    // the network waits for this group to be made
 	lost      []atomic.Pointer[error] // by rank: why the link to it is lost
+}
+
+// metRanks are the ranks of other hosts of which the pair is made. The lanes of the group look at them as at those of this host.
+type metRanks struct {
+	mu    sync.Mutex
+	ranks []int
+	runs  []*runner.Group
+}
+
+// add is called when a pair is made.
+func (m *metRanks) add(rank int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ranks = append(m.ranks, rank)
+	for _, run := range m.runs {
+		run.Visit(rank)
+	}
+}
+
+// showMet lets a lane look at the ranks of other hosts of which the pair is made, from now on.
+func (g *Group) showMet(run *runner.Group) {
+	if g.links == nil {
+		return
+	}
+	m := &g.links.met
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.runs = append(m.runs, run)
+	for _, rank := range m.ranks {
+		run.Visit(rank)
+	}
+}
+
+// hideMet ends that, for a lane that is closed before its group.
+func (g *Group) hideMet(run *runner.Group) {
+	if g.links == nil {
+		return
+	}
+	m := &g.links.met
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.runs = slices.DeleteFunc(m.runs, func(r *runner.Group) bool { return r == run })
 }
 
 // linkedProcess is a process of the group.
@@ -52,7 +97,7 @@ func (g *Group) warnOfLinks() {
 	})
 }
 
-// useLinks makes this process a member of the verdict on the group, and makes shadows of all ranks of other hosts.
+// useLinks makes this process a member of the verdict on the group, and reserves the shadows of all ranks of other hosts.
 // Requires: the memory of this host's ranks is attached.
 func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	l := g.links
@@ -74,28 +119,39 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 		}
 	}
 	g.remotes = make([]*remoteControl, g.size)
+	var err error
+	if l.shadows, err = shadow.NewMemory(g.size-len(g.hosts[g.hostOf[g.rank]]), g.size, g.geometry()); err != nil {
+		return fmt.Errorf("%s has no shadows: %w", g.who(g.rank), err)
+	}
+	place := 0
 	for i, p := range l.processes {
 		for _, rank := range p.ranks {
 			if !g.isRemote(rank) {
 				continue
 			}
-			if err := g.addShadow(rank, links[i]); err != nil {
+			if err := g.addShadow(rank, links[i], place); err != nil {
 				return fmt.Errorf("%s has no shadow of %s: %w", g.who(g.rank), g.who(rank), err)
 			}
+			place++
 		}
 	}
 	return nil
 }
 
-// addShadow makes the shadow of a rank of another host.
-func (g *Group) addShadow(rank int, link *tcp.Link) error {
+// addShadow adds the pair with a rank of another host, whose shadow has a place among those of this rank.
+func (g *Group) addShadow(rank int, link *tcp.Link, place int) error {
 	m, lost := g.members[rank], &g.links.lost[rank] // the group may have left its links when it is told of a loss
 	r := &remoteControl{set: g.links.network.set, own: g.ownControl(), rounds: &g.control}
+	met := &g.links.met
 	pair, err := r.set.Add(shadow.Config{Link: link, Group: g.links.number, Rank: g.rank, To: rank, Size: g.size, Geometry: g.geometry(), Own: g.peers[g.rank],
+		Memory: g.links.shadows, Shadow: place,
 		Control: r.take,
 		Stated:  func() { r.states.Add(1) },
-		GaveUp: runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,
-			Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made; its log has the reason", g.name, g.who(rank))}),
+		Made:    func() { met.add(rank) },
+		GaveUp: func() []byte {
+			return runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,
+				Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made; its log has the reason", g.name, g.who(rank))})
+		},
 		Lost: func(why error) {
 			lost.Store(&why)
 			go func() {
@@ -194,8 +250,24 @@ func (g *Group) freeLinks() {
 			p.Free()
 		}
 	}
+	if l.shadows != nil {
+		l.shadows.Free()
+	}
 	g.process.leaveNetwork(l.network)
 	g.links = nil
+}
+
+// openPair makes the pair with a rank of another host, before something is sent to it or awaited of it. Where this rank has left, or the group is not
+// made, there is none.
+func (g *Group) openPair(rank int) {
+	if g.isRemote(rank) {
+		g.links.pairs[rank].Open()
+	}
+}
+
+// haveHeard reports whether all processes of other hosts were told that this rank has left, or nothing is told any more.
+func (g *Group) haveHeard() bool {
+	return g.links == nil || !slices.ContainsFunc(g.links.pairs, func(p *shadow.Pair) bool { return p != nil && !p.HasLeft() })
 }
 
 // ringPumps lets pumps look for what this rank tells ranks of other hosts.

@@ -140,6 +140,7 @@ func (g *Group) makeFifo(lane *runner.Group, peer int) {
 	g.compiling.Lock()
 	var err error
 	if !lane.HasFifo(peer) {
+		g.openPair(peer)
 		var off int64
 		if off, err = g.memory.more(lane.FifoBytes(peer)); err == nil {
 			lane.SetFifo(peer, off)

@@ -74,6 +74,7 @@ func (g *Group) failureRank() int {
 func (g *Group) hostEngine(run *runner.Group) *host.Engine {
 	return host.New(host.Lane{Run: run, Selector: g.selector, Rank: g.rank, Size: g.size, Lock: &g.compiling,
 		Grow:  func(bytes int64) (int64, error) { return g.memory.more(bytes) },
+		Meet:  g.openPair,
 		Lower: func(p plan.SlotPlan, op coll.Op) (runner.Compiled, error) { return lower(p, op) }})
 }
 
@@ -140,6 +141,7 @@ func (g *Group) openDeviceLane() (*lane, error) {
 		run.Close()
 		return nil, err
 	}
+	g.showMet(run)
 	p := g.process
 	p.mu.Lock()
 	gone := p.groups[g.Handle()] != g
@@ -149,6 +151,7 @@ func (g *Group) openDeviceLane() (*lane, error) {
 	}
 	p.mu.Unlock()
 	if gone {
+		g.hideMet(run)
 		run.Down(destroyed(g.name))
 		d.engine.Close()
 		run.Close()

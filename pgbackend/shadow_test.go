@@ -87,7 +87,13 @@ func newHosts(t *testing.T, size int, on func(rank int) int, wires ...*wire) *ho
 		if c.Lane == runner.HostLane {
 			h.replace(&c)
 		}
-		return real(c)
+		run, err := real(c)
+		for to, p := range c.Peers {
+			if err == nil && p.Pair != 0 {
+				run.Visit(to)
+			}
+		}
+		return run, err
 	}
 	t.Cleanup(func() {
 		openGroup = real
@@ -107,6 +113,9 @@ func newHosts(t *testing.T, size int, on func(rank int) int, wires ...*wire) *ho
 func (h *hosts) replace(c *runner.Config) {
 	c.FailureRank = c.Rank
 	own := c.Peers[c.Rank]
+	memory, err := shadow.NewMemory(len(c.Peers), len(c.Peers), c.Geometry)
+	require.NoError(h.t, err)
+	h.t.Cleanup(memory.Free)
 	for to := range c.Peers {
 		if h.on(to) == h.on(c.Rank) {
 			continue
@@ -125,7 +134,7 @@ func (h *hosts) replace(c *runner.Config) {
 		h.mu.Lock()
 		h.controls[[2]int{c.Rank, to}] = control
 		h.mu.Unlock()
-		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Geometry: c.Geometry, Own: own,
+		p, err := h.sets[c.Rank].Add(shadow.Config{Link: l, Group: 77, Rank: c.Rank, To: to, Size: len(c.Peers), Geometry: c.Geometry, Own: own, Memory: memory, Shadow: to,
 			Control: func(h *tcp.Header, payload []byte) error { return control.Load().take(h, payload) },
 			Stated: func() {
 				h.stated.Add(1)
@@ -133,8 +142,10 @@ func (h *hosts) replace(c *runner.Config) {
 					r.states.Add(1)
 				}
 			},
-			GaveUp: runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: to, Message: fmt.Sprintf("rank %d gave up, see its log", to)}),
-			Lost:   func(error) { h.lost <- c.Rank }})
+			GaveUp: func() []byte {
+				return runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: to, Message: fmt.Sprintf("rank %d gave up, see its log", to)})
+			},
+			Lost: func(error) { h.lost <- c.Rank }})
 		require.NoError(h.t, err)
 		c.Peers[to] = p.Peer()
 		h.mu.Lock()
@@ -143,6 +154,11 @@ func (h *hosts) replace(c *runner.Config) {
 	}
 	h.meet.Done()
 	h.meet.Wait()
+	for to, p := range c.Peers {
+		if p.Pair != 0 {
+			require.True(h.t, h.pairs[[2]int{c.Rank, to}].Open())
+		}
+	}
 }
 
 func twoHosts(size int) func(int) int { return func(rank int) int { return rank * 2 / size } }

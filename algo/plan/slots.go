@@ -28,7 +28,7 @@ const (
 	// waits for a rank which is late by less than a chunk. With the default chunk the slots touch 512 KiB, half of the
 	// second-level cache of a present server core, and all of it where blocks fill them.
 	LargeSlotCount = 4
-	// MaxStages and MaxSize bound a plan: the runner's tables have these lengths.
+	// MaxStages and MaxSize, of the ranks of a host, bound a plan: the runner's tables have these lengths.
 	MaxStages = 6
 	MaxSize   = 512
 	// Align divides the length of every chunk and share. It is a cache line, and a multiple of every element's size.

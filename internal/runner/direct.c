@@ -2,7 +2,5 @@
 #include "direct.h"
 
 void scr_forget_buffers(const scr_group *g) {
-  for (int32_t i = 0; g->pairs && i < g->size; i++) {
-    if (g->peer[i].pair != 0) scr_go.forget(g->peer[i].pair, g->lane);
-  }
+  for (int32_t i = g->n_near; i < scr_n_visited(g); i++) scr_go.forget(g->peer[g->visited[i]].pair, g->lane);
 }

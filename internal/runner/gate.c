@@ -136,9 +136,10 @@ static bool agrees(scr_group *g, int32_t peer, uint64_t last) {
 
 int scr_external_compare(scr_group *g, scr_run *r) {
   uint64_t last = recorded_by(&g->peer[g->rank]);
-  for (int32_t i = 0; i < g->size; i++) {
-    if (i == g->rank || agrees(g, i, last)) continue;
-    r->peer = i;
+  for (int32_t i = 0; i < scr_n_visited(g); i++) {
+    int32_t p = g->visited[i];
+    if (p == g->rank || agrees(g, p, last)) continue;
+    r->peer = p;
     return SCR_INCIDENT_MISMATCH;
   }
   return 0;

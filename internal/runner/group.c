@@ -93,7 +93,8 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;
   uint64_t *offsets = peer ? zeroed(2 * (n + 1) * sizeof *offsets) : NULL;
   scr_channels *channels = offsets ? zeroed(n * sizeof *channels) : NULL;
-  scr_p2p_pair *pair = channels ? zeroed(n * sizeof *pair) : NULL;
+  int32_t *visited = channels ? zeroed(n * sizeof *visited) : NULL;
+  scr_p2p_pair *pair = visited ? zeroed(n * sizeof *pair) : NULL;
   const scr_peer_config *mine = &config->peers[config->rank];
   void *area = mine->flight ? (unsigned char *)mine->arena + mine->flight : NULL;
   scr_recorder *recorder =
@@ -105,6 +106,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     scr_stats_free(stats);
     scr_recorder_free(recorder);
     free(pair);
+    free(visited);
     free(channels);
     free(offsets);
     free(peer);
@@ -117,6 +119,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
   g->lane = (uint8_t)config->lane;
   g->host = config->lane == SCR_HOST_LANE ? g : config->host;
   g->peer = peer;
+  g->visited = visited;
   g->coll.fast_offsets = offsets;
   g->p2p.pair = pair;
   g->coll.channels = channels;
@@ -143,12 +146,17 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     peer[i].pair = c->pair;
     pair[i].fifo_bytes = c->pair != 0 && config->fifo_bytes ? config->fifo_bytes : SCR_FIFO_BYTES;
     g->pairs = g->pairs || c->pair != 0;
+    if (c->pair == 0) {
+      visited[g->n_near++] = i;
+      atomic_store_explicit(&peer[i].is_visited, true, memory_order_relaxed);
+    }
     if (c->flight && scr_inside(&peer[i], c->flight, scr_flight_bytes(c->flight_entries, c->flight_stacks))) {
       peer[i].flight = (const scr_flight_area *)(void *)(peer[i].arena + c->flight);
       peer[i].flight_entries = c->flight_entries;
       peer[i].flight_stacks = c->flight_stacks;
     }
   }
+  atomic_store_explicit(&g->n_visited, (uint32_t)g->n_near, memory_order_release);
   g->shared = peer[g->rank].shared;
   g->failure = g->host != g ? g->host->failure : &peer[config->failure_rank].lane[SCR_HOST_LANE]->failure;
   atomic_store_explicit(&g->word, generation << SCR_GEN_SHIFT | (config->fuses ? SCR_FUSES : 0), memory_order_release);
@@ -167,6 +175,7 @@ void scr_group_close(scr_group *g) {
     if (g->cache[i].program) scr_program_free(g->cache[i].program);
   }
   free(g->peer);
+  free(g->visited);
   free(g->coll.fast_offsets);
   free(g->p2p.pair);
   free(g->coll.channels);
@@ -178,6 +187,7 @@ void scr_group_close(scr_group *g) {
   scr_tracer_free(g->records.tracer);
   g->records.tracer = NULL;
   g->peer = NULL;
+  g->visited = NULL;
   g->p2p.pair = NULL;
   g->coll.channels = NULL;
   g->coll.scratch = NULL;
@@ -249,10 +259,22 @@ uint64_t scr_group_device_sequence(const scr_group *g) {
   return device ? scr_group_sequence(device) : 0;
 }
 
-/* Lets those who tell ranks of other hosts look at what this rank has stored about itself. */
-static void wake_pumps(const scr_group *g) {
-  for (int32_t i = 0; i < g->size; i++) {
-    if (g->peer[i].pair != 0) scr_go.wake(g->peer[i].pair);
+void scr_group_visit(scr_group *g, int32_t rank) {
+  if (atomic_load_explicit(&g->peer[rank].is_visited, memory_order_acquire)) return;
+  scr_spin_lock(&g->visit_lock);
+  if (!atomic_load_explicit(&g->peer[rank].is_visited, memory_order_relaxed)) {
+    int32_t n = scr_n_visited(g);
+    g->visited[n] = rank;
+    atomic_store_explicit(&g->n_visited, (uint32_t)n + 1, memory_order_seq_cst);
+    atomic_store_explicit(&g->peer[rank].is_visited, true, memory_order_release);
+  }
+  scr_spin_unlock(&g->visit_lock);
+}
+
+/* Lets those who tell ranks of other hosts know of what this rank has stored about itself, or that it detaches. */
+static void tell(const scr_group *g, void (*hook)(uint64_t pair)) {
+  for (int32_t i = 0; g->pairs && i < g->size; i++) {
+    if (g->peer[i].pair != 0) hook(g->peer[i].pair);
   }
 }
 
@@ -261,15 +283,15 @@ void scr_group_goodbye(scr_group *g) {
   scr_store_flag(&g->shared->left, scr_group_sequence(g) + 1);
   SCR_FAULT(SCR_FAULT_LEFT);
   scr_group_wake_all(g);
-  wake_pumps(g);
+  tell(g, scr_go.wake);
 }
 
 void scr_group_detach(scr_group *g) {
-  for (int32_t i = 0; i < g->size; i++) {
-    atomic_store_explicit(scr_shared_detached(g->peer[i].shared, (uint32_t)g->size, (uint32_t)g->rank), 1,
-                          memory_order_release);
+  for (int32_t i = 0; i < g->n_near; i++) {
+    scr_shared_block *b = g->peer[g->visited[i]].shared;
+    atomic_store_explicit(scr_shared_detached(b, (uint32_t)g->size, (uint32_t)g->rank), 1, memory_order_release);
   }
-  wake_pumps(g);
+  tell(g, scr_go.detach);
 }
 
 bool scr_shared_detached_by(const void *shared, int32_t size, int32_t rank) {
@@ -347,13 +369,15 @@ int32_t scr_group_get_failure(const scr_group *g, void *record, size_t n) {
   return (int32_t)who;
 }
 
+/* Nobody sleeps on the bells of a shadow. */
 void scr_group_wake_all(scr_group *g) {
-  for (int32_t i = 0; i < g->size; i++) {
+  for (int32_t i = 0; i < g->n_near; i++) {
+    const scr_peer *p = &g->peer[g->visited[i]];
     for (int lane = 0; lane < SCR_LANES; lane++) {
-      scr_bell_wake(&g->peer[i].lane[lane]->collective.bell);
-      scr_bell_wake(&g->peer[i].lane[lane]->p2p.bell);
+      scr_bell_wake(&p->lane[lane]->collective.bell);
+      scr_bell_wake(&p->lane[lane]->p2p.bell);
     }
-    if (g->peer[i].pair == 0) scr_bell_wake(g->peer[i].engine_bell);
+    scr_bell_wake(p->engine_bell);
   }
 }
 

@@ -44,6 +44,7 @@ typedef struct scr_peer {
   /* Not 0: its shared blocks are shadows (docs/protocol.md, section 16). A thread that publishes for it, or waits for it, moves
    * the bytes; this is the number for scr_go. */
   uint64_t pair;
+  _Atomic bool is_visited; /* it is in the group's `visited` */
 } scr_peer;
 
 /* Whether `bytes` at `offset` lie inside the peer's arena and `offset` is aligned to SCR_LINE. The peer wrote the
@@ -101,7 +102,7 @@ typedef struct scr_channels {
  * 1. The drive lock (SCR_LOCKED in `word`): whoever finds it taken leaves the work to its holder. Only
  *    scr_group_close() waits for it.
  * 2. p2p.lock. A thread holds it together with the drive lock in scr_group_close() alone.
- * 3. queue_lock, and the locks of the pool of runs (run.c), of completed runs (engine.c) and of the table of groups
+ * 3. queue_lock, visit_lock, and the locks of the pool of runs (run.c), of completed runs (engine.c) and of the table of groups
  *    (group.c). No other lock is taken while one of these is held.
  *
  * Go is entered without any of them, because a hook may wait for a lock of Go's. The hooks of connections (push, poll, attend, send,
@@ -122,6 +123,12 @@ struct scr_group {
   uint32_t spin, yield_us;
   scr_shared_block *shared;
   scr_peer *peer;
+  /* The ranks that loops over peers visit: all of this host, this one included, then those of other hosts with which it has to do
+   * (scr_group_visit()). Nothing is ever taken off. */
+  int32_t *visited;
+  int32_t n_near;             /* of this host */
+  _Atomic uint32_t n_visited; /* in all; stored behind the entry, with `visit_lock` */
+  _Atomic uint32_t visit_lock;
   scr_group *host; /* the host lane, which may be this one */
   _Atomic uint64_t *failure;
   uint64_t stream_bytes;
@@ -191,7 +198,7 @@ struct scr_group {
     /* Device lane: operations that their streams have not reached, and how many. Each pass looks at them. */
     scr_run *behind_head, *behind_tail;
     _Atomic uint32_t behind;
-    int32_t turn;  /* the peer at whose fifos the next pass starts */
+    int32_t turn;  /* where in `visited` the next pass starts */
     scr_stop stop; /* as in coll */
     _Atomic int64_t looked_ns;
     /* The number of threads that wait for p2p operations, awake or asleep. They drive all p2p operations; the engine
@@ -205,6 +212,11 @@ struct scr_group {
   /* Of the host lane: the device lane, NULL before it is opened. The memory of groups is never freed. */
   _Atomic(scr_group *) device;
 };
+
+/* Returns the length of g->visited. Sequentially consistent, because the load may begin the last look before a sleep. */
+static inline int32_t scr_n_visited(const scr_group *g) {
+  return (int32_t)atomic_load_explicit(&g->n_visited, memory_order_seq_cst);
+}
 
 /* Keeps the group from being closed until scr_group_exit(). Returns false if the handle's group is down or closed. */
 bool scr_group_enter(scr_group *g, uint64_t handle);

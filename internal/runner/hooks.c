@@ -10,6 +10,7 @@ void scrGoTrace(uint64_t group, sagecomm_op *op);
 void scrGoWant(uint64_t group, scr_run **agreement);
 void scrGoPush(uint64_t pair);
 void scrGoWake(uint64_t pair);
+void scrGoDetach(uint64_t pair);
 int32_t scrGoPoll(uint64_t pair);
 void scrGoAttend(uint64_t pair, int32_t on);
 int32_t scrGoSend(uint64_t pair, scr_payload *p);
@@ -45,8 +46,8 @@ int32_t scr_on_done_go(sagecomm_work work, uintptr_t ctx, sagecomm_error *err) {
 }
 
 void scr_call_go(void) {
-  static const scr_hooks hooks = {issue,     incident,  scrGoFifo, fuse,        fail, trace,  scrGoWant,
-                                  scrGoPush, scrGoWake, scrGoPoll, scrGoAttend, send, expect, scrGoForget};
+  static const scr_hooks hooks = {issue,     incident,    scrGoFifo, fuse,        fail, trace,  scrGoWant,  scrGoPush,
+                                  scrGoWake, scrGoDetach, scrGoPoll, scrGoAttend, send, expect, scrGoForget};
   scr_set_hooks(&hooks);
   scr_watch_fork();
 }

@@ -39,7 +39,8 @@ type Handler interface {
 // it waits for nothing, and for no lock that is held while the runner is entered.
 type Pair interface {
 	Push()       // what was published goes out, at once or soon
-	Wake()       // the pump of the link looks at all that was stored, the goodbye and `detached` as well
+	Wake()       // the pump of the link looks at all that was stored, the goodbye as well
+	Detach()     // this rank touches nothing of the group any more
 	Poll() bool  // reads what has come, and reports whether there was anything
 	Attend(bool) // a thread begins, or ends, to poll again and again
 
@@ -178,6 +179,13 @@ func scrGoPush(pair C.uint64_t) {
 func scrGoWake(pair C.uint64_t) {
 	if p := pairAt(uint64(pair)); p != nil {
 		p.Wake()
+	}
+}
+
+//export scrGoDetach
+func scrGoDetach(pair C.uint64_t) {
+	if p := pairAt(uint64(pair)); p != nil {
+		p.Detach()
 	}
 }
 

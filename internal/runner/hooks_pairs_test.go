@@ -7,6 +7,7 @@ type testPair struct{ pushed int }
 func (p *testPair) Push()       { p.pushed++ }
 func (p *testPair) Poll() bool  { return p.pushed > 0 }
 func (p *testPair) Wake()       {}
+func (p *testPair) Detach()     {}
 func (p *testPair) Attend(bool) {}
 
 func (p *testPair) Send(Payload) bool   { return false }

@@ -185,8 +185,9 @@ static int take_frame(scr_group *g, int32_t from, const scr_frame *f, const unsi
 static int match_unexpected(scr_group *g, scr_run *r, bool *matched) {
   int32_t from = -1;
   scr_unexpected *best = NULL;
-  for (int32_t p = 0; p < g->size; p++) {
-    if (r->root != SAGECOMM_ANY_SOURCE && r->root != p) continue;
+  bool any = r->root == SAGECOMM_ANY_SOURCE;
+  for (int32_t i = 0, n = any ? scr_n_visited(g) : 1; i < n; i++) {
+    int32_t p = any ? g->visited[i] : r->root;
     /* `entry` is the first member. */
     scr_unexpected *u = (scr_unexpected *)scr_keyed_find(&g->p2p.pair[p].unexpected, (uint32_t)r->tag);
     if (u && (best == NULL || u->arrival < best->arrival)) {
@@ -331,8 +332,9 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
   bool moved = true;
   while (moved) {
     moved = false;
-    for (int32_t i = 0; i < g->size; i++) {
-      int32_t p = *peer = g->p2p.turn;
+    int32_t n = scr_n_visited(g);
+    for (int32_t i = 0; i < n; i++) {
+      int32_t p = *peer = g->visited[g->p2p.turn];
       scr_p2p_pair *pair = &g->p2p.pair[p];
       *culprit = NULL;
       int rc = take_in(g, p, &budget, &moved, culprit);
@@ -343,7 +345,7 @@ int scr_p2p_progress(scr_group *g, int64_t budget, int32_t *peer, scr_run **culp
         if (pair->broken) return SCR_INCIDENT_GARBAGE;
       }
       moved |= scr_fifo_publish(g, p);
-      g->p2p.turn = p + 1 < g->size ? p + 1 : 0; /* the next pass starts with the peer that this one did not reach */
+      g->p2p.turn = g->p2p.turn + 1 < n ? g->p2p.turn + 1 : 0; /* the next pass begins where this one ends */
 #ifdef SCR_MUTANT_ENDLESS_PASS
       budget = SCR_PASS_BYTES;
 #else
@@ -364,6 +366,7 @@ int scr_p2p_post(scr_group *g, scr_run *r) {
   if (SCR_UNLIKELY(r->gate.words != NULL)) scr_p2p_stay_behind(g, r);
   SCR_FAULT(SCR_FAULT_STARTED);
   if (r->kind == SAGECOMM_SEND) {
+    if (SCR_UNLIKELY(g->pairs)) scr_group_visit(g, r->root);
     scr_list_push(&g->p2p.pair[r->root].send_head, &g->p2p.pair[r->root].send_tail, r);
     return 0;
   }
@@ -416,8 +419,8 @@ void scr_p2p_drain(scr_group *g) {
   g->p2p.behind_head = g->p2p.behind_tail = NULL; /* each of them is in one of the other lists, too */
   atomic_store_explicit(&g->p2p.behind, 0, memory_order_relaxed);
   drop_entries(g, &g->p2p.recvs);
-  for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *pair = &g->p2p.pair[p];
+  for (int32_t i = 0; i < scr_n_visited(g); i++) {
+    scr_p2p_pair *pair = &g->p2p.pair[g->visited[i]];
     drop_all(g, &pair->send_head, &pair->send_tail);
     drop_all(g, &pair->granted_head, &pair->granted_tail);
     drop_entries(g, &pair->waiting);
@@ -426,8 +429,8 @@ void scr_p2p_drain(scr_group *g) {
 }
 
 void scr_p2p_free(scr_group *g) {
-  for (int32_t p = 0; p < g->size; p++) {
-    scr_p2p_pair *pair = &g->p2p.pair[p];
+  for (int32_t i = 0; i < scr_n_visited(g); i++) {
+    scr_p2p_pair *pair = &g->p2p.pair[g->visited[i]];
     for (scr_keyed *e; (e = pair->unexpected.head) != NULL;) {
       scr_keyed_remove(&pair->unexpected, e);
       free(e); /* the first member of a scr_unexpected */

@@ -58,7 +58,7 @@ void scr_p2p_look_at_gates(scr_group *g) {
 bool scr_p2p_streams_are_late(scr_group *g) {
   scr_spin_lock(&g->p2p.lock);
   bool late = g->p2p.behind_head != NULL;
-  for (int32_t p = 0; p < g->size && !late; p++) late = g->p2p.pair[p].receiving.head != NULL;
+  for (int32_t i = 0; i < scr_n_visited(g) && !late; i++) late = g->p2p.pair[g->visited[i]].receiving.head != NULL;
   scr_spin_unlock(&g->p2p.lock);
   return late;
 }

@@ -2,12 +2,12 @@
 #include "p2p.h"
 
 int32_t scr_p2p_departed(const scr_group *g, const scr_run *r) {
-  for (int32_t p = 0; p < g->size; p++) {
-    if (p == g->rank || (r->root != SAGECOMM_ANY_SOURCE && r->root != p)) continue;
-    if (atomic_load_explicit(&g->peer[p].lane[SCR_HOST_LANE]->left, memory_order_acquire) == 0) return -1;
-  }
   if (r->root == g->rank) return -1;
-  return r->root == SAGECOMM_ANY_SOURCE ? (g->rank == 0 ? g->size - 1 : 0) : r->root;
+  if (r->root != SAGECOMM_ANY_SOURCE) return scr_has_left(g, r->root) ? r->root : -1;
+  for (int32_t p = 0; p < g->size; p++) {
+    if (p != g->rank && !scr_has_left(g, p)) return -1;
+  }
+  return g->rank == 0 ? g->size - 1 : 0;
 }
 
 void scr_p2p_begin_timeout(scr_run *r, int64_t now) {
@@ -69,9 +69,9 @@ static void extend(posted_list l, scr_stop stop) {
 
 void scr_p2p_extend(scr_group *g, scr_stop stop) {
   extend(recvs_of(g), stop);
-  for (int32_t p = 0; p < g->size; p++) {
+  for (int32_t p = 0; p < scr_n_visited(g); p++) {
     posted_list lists[PAIR_LISTS];
-    lists_of_pair(&g->p2p.pair[p], lists);
+    lists_of_pair(&g->p2p.pair[g->visited[p]], lists);
     for (int i = 0; i < PAIR_LISTS; i++) extend(lists[i], stop);
   }
 }
@@ -82,9 +82,9 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
   if (atomic_load_explicit(g->failure, memory_order_acquire) != 0) return SCR_INCIDENT_FAILURE;
   for (int again = 0;; again = 1) {
     int code = scan(g, recvs_of(g), now, peer, culprit);
-    for (int32_t p = 0; p < g->size && code == 0; p++) {
+    for (int32_t p = 0; p < scr_n_visited(g) && code == 0; p++) {
       posted_list lists[PAIR_LISTS];
-      lists_of_pair(&g->p2p.pair[p], lists);
+      lists_of_pair(&g->p2p.pair[g->visited[p]], lists);
       for (int i = 0; i < PAIR_LISTS && code == 0; i++) code = scan(g, lists[i], now, peer, culprit);
     }
     if (code == 0) return SCR_BLOCKED;

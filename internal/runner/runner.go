@@ -263,6 +263,9 @@ func (g *Group) Unfinished() int { return int(C.scr_group_unfinished(g.c)) }
 // HasFailed reports whether an issued operation has ended with the failure of the group.
 func (g *Group) HasFailed() bool { return bool(C.scr_group_has_failed(g.c)) }
 
+// Visit lets the lane look at a rank of another host from now on, when it looks at its peers.
+func (g *Group) Visit(rank int) { C.scr_group_visit(g.c, C.int32_t(rank)) }
+
 // Goodbye tells the peers that this rank issues no more operations.
 func (g *Group) Goodbye() { C.scr_group_goodbye(g.c) }
 

@@ -96,9 +96,10 @@ typedef struct scr_hooks {
   /* Sends what this rank has published for the rank of a shadow, or leaves that to the pump of the link. It waits for nothing, and for
    * no lock that is held while the runner is entered: so the caller may hold locks. */
   void (*push)(uint64_t pair);
-  /* Lets the pump of the link look at all that this rank has stored for the rank of a shadow: its goodbye, and that it has detached, are
-   * for the pump alone. As push. */
+  /* Lets the pump of the link look at all that this rank has stored for the rank of a shadow: its goodbye is for the pump alone. As push. */
   void (*wake)(uint64_t pair);
+  /* Tells the rank of a shadow, behind the goodbye, that this rank touches nothing of the group any more. As push. */
+  void (*detach)(uint64_t pair);
   /* Reads what has come for the pair of a shadow, and for others on its connections. Returns whether anything has come. As push. */
   int32_t (*poll)(uint64_t pair);
   /* Whether this thread is about to poll for the pair again and again: then nobody else is woken for what comes. As push. */
@@ -277,6 +278,8 @@ uint64_t scr_group_issued(const scr_group *g);
 /* The same of the device lane, 0 before this process has opened it.
  * Requires: the host lane. */
 uint64_t scr_group_device_sequence(const scr_group *g);
+/* Lets loops over peers visit a rank of another host from now on. Any thread may call it, of either lane. */
+void scr_group_visit(scr_group *g, int32_t rank);
 /* Sets the word `left` of the shared block and wakes the peers that wait for this rank, in both lanes.
  * Requires: the host lane. */
 void scr_group_goodbye(scr_group *g);

@@ -41,7 +41,7 @@ static const scr_channel *channel_between(const scr_group *g, int32_t from, int3
 void scr_group_set_channel(scr_group *g, int32_t peer, int32_t channel, uint64_t offset) {
   g->coll.channels[peer].out[channel] = (scr_channel *)(void *)(g->peer[g->rank].arena + offset);
   scr_store_flag(offset_word(g, g->rank, peer, (uint32_t)channel), offset);
-  scr_wake_readers(g);
+  scr_wake_waiter(g, peer);
 }
 
 uint64_t scr_group_message_bytes(const scr_group *g) { return g->message_bytes; }
@@ -70,9 +70,7 @@ bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uin
 
 static void wake(scr_group *g, int32_t peer) {
   SCR_FAULT(SCR_FAULT_PUBLISHED);
-  scr_sleeper *s = &g->peer[peer].shared->collective;
-  uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
-  if (SCR_UNLIKELY(scr_sleeps_for(word) == 1 + (uint32_t)g->rank)) scr_wake_peer(&g->peer[peer], s, word);
+  scr_wake_waiter(g, peer);
 }
 
 /* Returns `code`: the peer wrote an invalid value for that channel. */

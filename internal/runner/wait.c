@@ -37,19 +37,33 @@ void scr_stop_polling(const scr_group *g, uint64_t *attended) {
   *attended = 0;
 }
 
-bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
-  bool came = false, polled = false;
-  for (int32_t i = 0; g->pairs && i < g->size; i++) {
-    uint64_t pair = g->peer[i].pair;
-    if (pair == 0 || !(rank < 0 || i == rank || is_attended(*attended, i))) continue;
-    if (i < MOST_ATTENDED && !is_attended(*attended, i)) {
-      *attended |= UINT64_C(1) << i;
-      scr_go.attend(pair, 1);
-    }
-    polled = true;
-    if (scr_go.poll(pair)) came = true;
+static bool poll(const scr_group *g, int32_t rank, uint64_t *attended) {
+  uint64_t pair = g->peer[rank].pair;
+  if (rank < MOST_ATTENDED && !is_attended(*attended, rank)) {
+    *attended |= UINT64_C(1) << rank;
+    scr_go.attend(pair, 1);
   }
-  if (came) return true;
+  return scr_go.poll(pair);
+}
+
+/* Polls for a rank, or for all (-1), and for those that are attended. */
+static bool poll_all(const scr_group *g, int32_t rank, uint64_t *attended) {
+  bool came = false;
+  if (rank < 0) {
+    for (int32_t i = g->n_near; i < scr_n_visited(g); i++) came = poll(g, g->visited[i], attended) || came;
+    return came;
+  }
+  if (g->peer[rank].pair != 0) came = poll(g, rank, attended);
+  for (uint64_t rest = *attended; rest != 0; rest &= rest - 1) {
+    int32_t other = __builtin_ctzll(rest);
+    if (other != rank) came = poll(g, other, attended) || came;
+  }
+  return came;
+}
+
+bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
+  if (g->pairs && poll_all(g, rank, attended)) return true;
+  bool polled = g->pairs && (rank < 0 || g->peer[rank].pair != 0 || *attended != 0);
   if (polled && g->spin != 0 && waited_ns < POLL_NS) {
     scr_pause();
   } else {
@@ -74,15 +88,11 @@ static bool has_timed_out(scr_run *r, int64_t now) {
   return deadline != 0 && now >= deadline;
 }
 
-static bool has_left(const scr_group *g, int32_t rank) {
-  return atomic_load_explicit(&g->peer[rank].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0;
-}
-
 /* The goodbye is read first: what a rank has called before is recorded then. */
 scr_leaver scr_first_to_leave(const scr_group *g) {
   scr_leaver first = {.rank = -1};
   for (int32_t i = 0; i < g->size; i++) {
-    if (i == g->rank || !has_left(g, i)) continue;
+    if (i == g->rank || !scr_has_left(g, i)) continue;
     uint64_t last = scr_group_recorded(g, i);
     if (first.rank < 0 || last < first.last) first = (scr_leaver){i, last};
   }
@@ -113,15 +123,16 @@ int scr_check_wait(scr_group *g, scr_run *r, int64_t now) {
   }
   if (has_failed(g)) return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
   if (r->coll.seq != 0) {
-    for (int32_t i = 0; i < g->size; i++) {
+    for (int32_t i = 0; i < scr_n_visited(g); i++) {
       scr_call call;
-      if (i != g->rank && scr_group_call(g, i, r->coll.seq, &call) && call.hash != r->coll.hash) {
-        r->peer = i;
+      int32_t p = g->visited[i];
+      if (p != g->rank && scr_group_call(g, p, r->coll.seq, &call) && call.hash != r->coll.hash) {
+        r->peer = p;
         return SCR_INCIDENT_MISMATCH;
       }
     }
   }
-  if (r->flag != NULL && r->peer != g->rank && has_left(g, r->peer) && still_blocked(r)) return SCR_INCIDENT_LEFT;
+  if (r->flag != NULL && r->peer != g->rank && scr_has_left(g, r->peer) && still_blocked(r)) return SCR_INCIDENT_LEFT;
   return has_timed_out(r, now) ? SCR_INCIDENT_TIMEOUT : 0;
 }
 

@@ -45,6 +45,13 @@ void scr_wake_peer(const scr_peer *p, const scr_sleeper *s, uint32_t word);
 static inline uint32_t scr_sleeps_for(uint32_t word) { return word & 0xffff; }
 /* Returns the sleeper word for the flag at which the run is blocked. */
 static inline uint32_t scr_sleeps_word(const scr_run *r) { return r->coll.channel | (1 + (uint32_t)r->peer); }
+/* Wakes a rank that waits for this one. */
+static inline void scr_wake_waiter(const scr_group *g, int32_t rank) {
+  scr_sleeper *s = &g->peer[rank].shared->collective;
+  uint32_t word = atomic_load_explicit(&s->waits_for, memory_order_seq_cst);
+  if (SCR_UNLIKELY(scr_sleeps_for(word) == 1 + (uint32_t)g->rank)) scr_wake_peer(&g->peer[rank], s, word);
+}
+/* Wakes all ranks that do. What they wait for lies in a slot, and a group with slots is on one host. */
 static inline void scr_wake_readers(scr_group *g) {
   uint32_t me = 1 + (uint32_t)g->rank;
   for (int32_t i = 0; i < g->size; i++) {
@@ -54,6 +61,10 @@ static inline void scr_wake_readers(scr_group *g) {
       if (i != g->rank && scr_sleeps_for(word) == me) scr_wake_peer(&g->peer[i], s, word);
     }
   }
+}
+
+static inline bool scr_has_left(const scr_group *g, int32_t rank) {
+  return atomic_load_explicit(&g->peer[rank].lane[SCR_HOST_LANE]->left, memory_order_acquire) != 0;
 }
 
 /* Waits a little for a blocked run: yields, then sleeps in slices. Returns 0 to look again, SCR_YIELDED if slice_end

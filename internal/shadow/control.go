@@ -33,6 +33,9 @@ func (s *Set) Ask(p *Pair, noted func(begins bool)) {
 }
 
 func (p *Pair) ask(noted func(begins bool)) (begins bool) {
+	if !p.Open() {
+		return false
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.over {
@@ -93,6 +96,9 @@ var ErrEnded = errors.New("nothing is sent for this pair any more")
 // SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, and reports
 // whether the frame was taken. Lane, group and ranks of the header are set here.
 func (p *Pair) SendEntry(h tcp.Header, payload ...[]byte) (taken bool, err error) {
+	if !p.Open() {
+		return false, ErrEnded
+	}
 	if !p.controlling.TryLock() {
 		return false, nil
 	}

@@ -16,7 +16,7 @@ type expected struct {
 
 // Send implements runner.Pair.
 func (p *Pair) Send(m runner.Payload) bool {
-	if !p.Link.Plain() {
+	if !p.made.Load() || !p.Link.Plain() {
 		return false
 	}
 	return p.try(func() error {
@@ -64,7 +64,7 @@ func (f *outFifo) endsWith(from, to uint64) bool {
 
 // Expect implements runner.Pair. Only who reads for the runner, and waits for nothing, can be asked to stop (Forget): so not within TLS.
 func (p *Pair) Expect(m runner.Payload) bool {
-	if !p.Link.Plain() {
+	if !p.made.Load() || !p.Link.Plain() {
 		return false
 	}
 	p.mu.Lock()
@@ -136,7 +136,7 @@ func (f *inFifo) cameDirectly(h *tcp.Header) bool {
 
 // Forget implements runner.Pair.
 func (p *Pair) Forget(lane int) {
-	if !p.Link.Plain() {
+	if !p.made.Load() || !p.Link.Plain() {
 		return
 	}
 	l := &p.lanes[lane]
@@ -154,6 +154,9 @@ func (p *Pair) Forget(lane int) {
 // forgetBuffers keeps nothing of buffers of users.
 // Requires: the lock; nothing is read for the pair any more.
 func (p *Pair) forgetBuffers() {
+	if !p.made.Load() {
+		return
+	}
 	for n := range p.lanes {
 		l := &p.lanes[n]
 		for k := range l.channels {

@@ -25,8 +25,8 @@ func forged(b []byte) (on int, h tcp.Header) {
 		return uint64(x)
 	}
 	le := binary.LittleEndian
-	kinds := []tcp.Kind{tcp.Message, tcp.Room, tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit, tcp.Goodbye, tcp.Ask, tcp.State, tcp.Exchange, tcp.Close}
-	limits := []uint32{tcp.MaxMessage, 0, tcp.MaxEager, 0, 0, tcp.MaxMessage, 0, 0, 0, 8 << 10, 4<<10 + 152, 0}
+	kinds := []tcp.Kind{tcp.Message, tcp.Room, tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit, tcp.Goodbye, tcp.Ask, tcp.State, tcp.Exchange, tcp.Close, tcp.Open, tcp.Left}
+	limits := []uint32{tcp.MaxMessage, 0, tcp.MaxEager, 0, 0, tcp.MaxMessage, 0, 0, 0, 8 << 10, 4<<10 + 152, 0, 0, 0}
 	k := int(b[0]) % len(kinds)
 	h = tcp.Header{Kind: kinds[k], Lane: b[1] % 4, Channel: b[2] % 6, Group: 5, From: 0, To: 1, Number: wide(le.Uint16(b[4:])), Hash: wide(le.Uint16(b[6:])),
 		Block: wide(le.Uint16(b[8:])), Taken: wide(le.Uint16(b[10:])), Tag: int32(le.Uint32(b[12:])), Type: b[16]}
@@ -38,7 +38,7 @@ func forged(b []byte) (on int, h tcp.Header) {
 
 // Acts of the own rank between two frames, in the place of kinds.
 const (
-	kindCount     = 12
+	kindCount     = 14
 	expectMessage = kindCount + iota // of the channel, in one of the buffers
 	expectPieces                     // of an operation
 	takeMessages                     // the rank has taken what has come over the channel
@@ -131,15 +131,14 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, input []byte) {
 		own, free := newOwn(t, 1)
 		defer free()
-		p, err := newPair(Config{Link: b.pair.Link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own, Control: func(*tcp.Header, []byte) error { return nil }}, a.pair.bell)
-		require.NoError(t, err)
+		p := lonely(t, Config{Link: b.pair.Link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own, Control: func(*tcp.Header, []byte) error { return nil }}, a.pair.bell)
 		x := &harness{t: t, p: p}
 		defer func() {
 			x.guarded()
 			p.unread()
 			p.Free()
 		}()
-		low, high := uintptrOf(p.memory), uintptrOf(p.memory)+uintptr(len(p.memory))
+		low, high := uintptrOf(p.memory.bytes), uintptrOf(p.memory.bytes)+uintptr(len(p.memory.bytes))
 		within := func(s []byte, low, high uintptr) bool {
 			return uintptrOf(s) >= low && uintptrOf(s)+uintptr(len(s)) <= high
 		}
@@ -163,6 +162,12 @@ func FuzzFrames(f *testing.F) {
 			}
 			if h.Kind == tcp.State {
 				p.asking = askSent
+			}
+			if h.Kind == tcp.Left {
+				if _, err := p.storeLeft(&h); err != nil {
+					return
+				}
+				continue
 			}
 			before := [2]uint64{p.lanes[0].in.written, p.lanes[1].in.written}
 			place, err := p.accept(on, &h)
@@ -221,6 +226,8 @@ func FuzzFrames(f *testing.F) {
 // Frames of any group and rank find the pair or the member that they are for, are dropped, or end the link; payloads of the verdict are handed on whole.
 func FuzzGroups(f *testing.F) {
 	f.Add([]byte{13, 5, 0, 1, 7, 0, 14, 5, 1, 0, 9, 1, 17, 6, 0, 0, 0, 0})
+	f.Add([]byte{21, 1, 0, 1, 0, 0, 22, 1, 0, 1, 3, 0, 22, 2, 0, 1, 3, 0})
+	f.Add([]byte{22, 1, 0, 1, 3, 0, 2, 1, 0, 1, 1, 1})
 	f.Add([]byte{9, 5, 0, 1, 1, 0, 18, 5, 0, 1, 0, 1, 2, 5, 0, 1, 1, 1})
 	a, b := pairOfEnds(f)
 	f.Fuzz(func(t *testing.T, input []byte) {
@@ -228,13 +235,13 @@ func FuzzGroups(f *testing.F) {
 		own, free := newOwn(t, 1)
 		defer free()
 		link := b.pair.Link
-		p, err := newPair(Config{Link: link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own}, a.pair.bell)
-		require.NoError(t, err)
+		p := lonely(t, Config{Link: link, Group: 5, Rank: 1, To: 0, Size: 2, Geometry: runner.Short, Own: own}, a.pair.bell)
 		defer func() {
 			p.unread()
 			p.Free()
 		}()
 		set.pairs[p.key()] = p
+		set.sides[group{link, 5}] = []*side{p.side}
 		var told []byte
 		stop, err := set.Serve(link, 5, func(h *tcp.Header, payload []byte) error {
 			require.Len(t, payload, int(h.Bytes))
@@ -244,16 +251,16 @@ func FuzzGroups(f *testing.F) {
 		require.NoError(t, err)
 		serving := true
 		for ; len(input) >= 6; input = input[6:] {
-			h := tcp.Header{Kind: tcp.Kind(input[0] % 19), Group: uint64(4 + input[1]%3), From: uint32(input[2] % 3), To: uint32(input[3] % 3), Number: uint64(input[4] % 8)}
+			h := tcp.Header{Kind: tcp.Kind(input[0] % 23), Group: uint64(4 + input[1]%3), From: uint32(input[2] % 3), To: uint32(input[3] % 3), Number: uint64(input[4] % 8)}
 			on := int(input[5] % 3)
 			if h.Kind == tcp.Message || isVerdict(h.Kind) && h.Kind != tcp.Lost {
 				h.Bytes = 16 * uint32(input[4])
 			}
-			if h.Kind <= tcp.Heartbeat {
+			if h.Kind <= tcp.Heartbeat || h.Kind == tcp.Probe || h.Kind == tcp.Echo {
 				continue
 			}
 			place, err := set.Place(link, on, &h)
-			own := h.Group == 5 && h.From == 0 && h.To == 1
+			own := h.Group == 5 && (h.Kind == tcp.Left || h.From == 0 && h.To == 1)
 			switch {
 			case errors.Is(err, tcp.ErrDrop):
 				require.True(t, isVerdict(h.Kind) && (h.Group != 5 || !serving) || !isVerdict(h.Kind) && !own, "%v was dropped", &h)

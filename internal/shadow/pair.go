@@ -2,11 +2,10 @@ package shadow
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
@@ -19,8 +18,14 @@ type Config struct {
 	Rank, To, Size int    // the rank of this process, the remote rank, of a group of that size
 	Geometry       runner.Geometry
 	Own            runner.Peer
-	GaveUp         []byte      // the failure record of the remote rank if it gives up in the rendezvous (runner.EncodeFailure)
-	Lost           func(error) // called when the link is lost before the remote rank has left
+	Memory         *Memory // where the shadow lies, and at which place
+	Shadow         int
+	GaveUp         func() []byte // returns the failure record of the remote rank if it gives up in the rendezvous (runner.EncodeFailure)
+	Lost           func(error)   // called when the link is lost before the remote rank has left
+
+	// Made is called when the pair is made, before anything is stored into the shadow and before Open returns. It is called with a lock of the set,
+	// so it calls no method of the pair or the set and waits for nothing. It may be nil.
+	Made func()
 
 	// Control takes an entry of a control exchange of the remote rank: the header of EXCHANGE, and its payload, which it may keep, but not
 	// the header. Stated is called when a state of the remote rank lies in the shadow. Both are called with the lock of the pair, so they
@@ -43,20 +48,25 @@ func fifoOf(g runner.Geometry) int64 { return pages(g.FifoMemory()) }
 
 func pages(bytes int64) int64 { return (bytes + page - 1) / page * page }
 
-// Pair is one rank of this process and one remote rank.
+// Pair is one rank of this process and one remote rank. It is made at first need: before, it has no lanes, nothing was written to its shadow, and
+// the remote rank knows nothing of it.
 type Pair struct {
 	Config
-	memory []byte      // of the shadow; nil: it was freed. Under mu once the pair was added.
+	memory *Memory     // nil: it was freed. Under mu once the pair was added.
 	engine runner.Bell // of this process's progress engine
 	bell   bell        // of the pump
+	side   *side
 	shadow runner.Peer
-	lanes  [runner.Lanes]lane
+	left   *atomic.Uint64 // of the remote rank: in the shadow
+	made   atomic.Bool
+	lanes  *[runner.Lanes]lane // nil before it is made
 
 	turn    sync.Mutex   // of who pushes, the pump or a thread that has published; before pushing
 	polling atomic.Int32 // threads that poll again and again: Attend
 	unsent  atomic.Bool  // a thread has not sent what it has published, and one that polls, or the pump, is to do it
 	trying  bool         // by a thread, which does not wait: send returns errFull where it would
 	pushing sync.Mutex   // held by the pump while it uses the memory of the group; before mu
+	said    bool         // OPEN was sent, or is being sent
 	leaving bool         // GOODBYE was sent, or is being sent
 	closing bool         // CLOSE was sent, or is being sent
 	told    bool         // STATE was sent before GOODBYE, or is being sent
@@ -69,8 +79,11 @@ type Pair struct {
 	flushing sync.Once
 
 	mu      sync.Mutex
+	opened  bool   // OPEN has come
+	heard   bool   // some frame has come
+	after   uint64 // the number of LEFT; 0: it has not come
 	byes    uint64 // connections on which GOODBYE has come
-	left    uint64 // its number
+	bye     uint64 // its number
 	closes  uint64 // connections on which CLOSE has come
 	closed  bool   // CLOSE was sent on all
 	gaveUp  bool   // the remote rank has given up in the rendezvous
@@ -92,7 +105,6 @@ const gaveUp = math.MaxUint64
 type lane struct {
 	own, shadow runner.Words
 	left        *atomic.Uint64 // of this rank
-	detached    *atomic.Uint64 // this rank, from the shadow
 	channels    [runner.Channels]channel
 	out         outFifo
 	in          inFifo
@@ -114,26 +126,38 @@ type channel struct {
 	direct   []byte // the buffer to which the payload goes that is being read; nil: it goes into the shadow
 }
 
-// newPair makes the shadow of a pair for a pump.
-func newPair(c Config, of bell) (*Pair, error) {
-	memory, err := mapPrivate(memoryOf(c.Size, c.Geometry))
-	if err != nil {
-		return nil, err
+// newPair returns a pair that is not made.
+func newPair(c Config, of *side) *Pair {
+	c.Memory.use()
+	p := &Pair{Config: c, memory: c.Memory, side: of, flushed: make(chan struct{}), engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell)), bell: of.pump.bell}
+	p.shadow = runner.Peer{Pair: runner.AddPair(p), Arena: c.Memory.at(c.Shadow), Bytes: c.Memory.each}
+	for n := range p.shadow.Shared {
+		p.shadow.Shared[n] = int64(n) * (runner.SharedBlockBytes(c.Size) + channelsOf(c.Geometry) + fifoOf(c.Geometry))
 	}
-	p := &Pair{Config: c, memory: memory, flushed: make(chan struct{}), engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell)), bell: of}
-	number := runner.AddPair(p)
-	p.shadow = runner.Peer{Pair: number, Arena: unsafe.Pointer(unsafe.SliceData(memory)), Bytes: int64(len(memory))}
-	at := int64(0)
-	for n := range p.lanes {
-		l := &p.lanes[n]
-		block := unsafe.Add(p.shadow.Arena, at)
-		runner.FormatSharedBlock(block, c.To, c.Size, 0)
-		p.shadow.Shared[n] = at
+	p.left = p.shadowWords(int(runner.HostLane)).Left()
+	return p
+}
+
+func (p *Pair) ownWords(lane int) runner.Words {
+	return runner.WordsOf(unsafe.Add(p.Own.Arena, p.Own.Shared[lane]), p.Size)
+}
+
+func (p *Pair) shadowWords(lane int) runner.Words {
+	return runner.WordsOf(unsafe.Add(p.shadow.Arena, p.shadow.Shared[lane]), p.Size)
+}
+
+// make makes the shadow, of which the channels and fifos are not touched.
+func (p *Pair) make() {
+	c := &p.Config
+	lanes := new([runner.Lanes]lane)
+	for n := range lanes {
+		l := &lanes[n]
+		at := p.shadow.Shared[n]
+		runner.FormatSharedBlock(unsafe.Add(p.shadow.Arena, at), c.To, c.Size, 0)
 		at += runner.SharedBlockBytes(c.Size)
-		l.own = runner.WordsOf(unsafe.Add(c.Own.Arena, c.Own.Shared[n]), c.Size)
-		l.shadow = runner.WordsOf(block, c.Size)
+		l.own, l.shadow = p.ownWords(n), p.shadowWords(n)
 		l.shadow.SleepFor(c.Rank)
-		l.left, l.detached = l.own.Left(), l.shadow.Detached(c.Rank)
+		l.left = l.own.Left()
 		for k := range l.channels {
 			h := &l.channels[k]
 			h.in = unsafe.Add(p.shadow.Arena, at+int64(k)*c.Geometry.ChannelBytes())
@@ -145,10 +169,16 @@ func newPair(c Config, of bell) (*Pair, error) {
 		l.in.read, l.in.released = l.own.Read(c.To), l.own.Released(c.To)
 		l.in.fifo = c.Geometry.FifoAt(unsafe.Add(p.shadow.Arena, at))
 		l.shadow.Fifo(c.Rank).Store(uint64(at))
-		at += fifoOf(c.Geometry)
 	}
-	return p, nil
+	p.lanes = lanes
+	p.made.Store(true)
+	if p.Made != nil {
+		p.Made()
+	}
 }
+
+// Open makes the pair if it is not made yet. It reports whether it is: not if this rank has left, or the pair was removed.
+func (p *Pair) Open() bool { return p.side.open(p) }
 
 // Free unmaps the shadow, at the latest when what is being read into it has come or its link has ended.
 // Requires: the group is closed, and the pair has ended: detached is set for the remote rank, it has given up, the pair was removed, or the
@@ -161,11 +191,11 @@ func (p *Pair) Free() {
 	p.unmap()
 }
 
-// unmap unmaps the shadow if it was freed and is no place of a payload.
+// unmap ends with the memory of the shadow if that was freed and is no place of a payload.
 // Requires: the lock.
 func (p *Pair) unmap() {
 	if p.freed && p.placed == 0 && p.memory != nil {
-		_ = unix.Munmap(p.memory)
+		p.memory.Free()
 		p.memory = nil
 	}
 }
@@ -187,11 +217,18 @@ func (p *Pair) nothingLeft() { p.flushing.Do(func() { close(p.flushed) }) }
 func (p *Pair) awaited() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.over && p.lanes[runner.HostLane].left.Load() != 0
+	return !p.over && p.side.left.Load() != 0
 }
 
 // remove ends the pair, and keeps nothing that belongs to the group.
 func (p *Pair) remove() {
+	p.side.mu.Lock() // it is not made behind that
+	p.side.pairs = slices.DeleteFunc(p.side.pairs, func(q *Pair) bool { return q == p })
+	if len(p.side.pairs) == 0 {
+		p.side.done.Store(true)
+	}
+	p.Made = nil
+	p.side.mu.Unlock()
 	p.pushing.Lock()
 	defer p.pushing.Unlock()
 	p.gone = true
@@ -208,7 +245,7 @@ func (p *Pair) remove() {
 // LeftAfter returns how many collectives of the host lane the remote rank had called when it left, 0 if it has not left.
 // Requires: Free was not called.
 func (p *Pair) LeftAfter() uint64 {
-	switch left := p.lanes[runner.HostLane].shadow.Left().Load(); left {
+	switch left := p.left.Load(); left {
 	case 0, gaveUp:
 		return 0
 	default:
@@ -218,6 +255,9 @@ func (p *Pair) LeftAfter() uint64 {
 
 // Moved returns a number that rises while data of the pair come or go.
 func (p *Pair) Moved() (n uint64) {
+	if !p.made.Load() {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.lanes {
@@ -245,4 +285,6 @@ func (p *Pair) header(kind tcp.Kind) tcp.Header {
 }
 
 // all reports whether a set of connections is complete.
-func (p *Pair) all(set uint64) bool { return set == 1<<(p.Link.Data()+1)-1 }
+func (p *Pair) all(set uint64) bool { return set == p.everyConnection() }
+
+func (p *Pair) everyConnection() uint64 { return 1<<(p.Link.Data()+1) - 1 }

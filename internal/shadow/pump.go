@@ -3,6 +3,7 @@ package shadow
 import (
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ type Set struct {
 	mu    sync.Mutex
 	pairs map[key]*Pair // a pair that was removed stays until its link ends, or CLOSE was sent and has come
 	pumps map[*tcp.Link]*pump
+	sides map[group][]*side
 	sleep time.Duration // of a pump, at most
 
 	serving  sync.Mutex // held while a function of Serve is called; no other lock of the package is taken meanwhile
@@ -38,14 +40,15 @@ func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.
 
 // NewSet returns a set without pairs.
 func NewSet() *Set {
-	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, services: map[group]*service{}, sleep: LongestSleep}
+	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, sides: map[group][]*side{}, services: map[group]*service{}, sleep: LongestSleep}
 }
 
 // pump sends what the ranks of this process publish for those at the other end of a link. It is a goroutine, and no thread waits for its bell.
 type pump struct {
 	bell   bell
 	mu     sync.Mutex
-	pairs  []*Pair
+	sides  []*side
+	pairs  []*Pair // that are made
 	ending bool
 	done   chan struct{}
 }
@@ -66,7 +69,7 @@ func (b bell) ring() {
 // LongestSleep bounds the sleep of a pump whose bell nobody rings. Tests change it.
 var LongestSleep = time.Second
 
-// Add makes the shadow of a remote rank and keeps it true, until both ranks have detached from each other's shared blocks or the link is
+// Add adds a pair, whose shadow is kept true from its first need on, until both ranks have detached from each other's shared blocks or the link is
 // lost. The remote process must not send for the pair before Add has returned.
 func (s *Set) Add(c Config) (*Pair, error) {
 	s.mu.Lock()
@@ -83,15 +86,12 @@ func (s *Set) Add(c Config) (*Pair, error) {
 		s.pumps[c.Link] = m
 		go m.run(s, c.Link)
 	}
-	p, err := newPair(c, m.bell)
-	if err != nil {
-		return nil, err
-	}
+	x := s.sideOf(&c, m)
+	p := newPair(c, x)
 	s.pairs[c.key()] = p
-	m.mu.Lock()
-	m.pairs = append(m.pairs, p)
-	m.mu.Unlock()
-	m.bell.ring()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.pairs = append(x.pairs, p)
 	return p, nil
 }
 
@@ -107,11 +107,17 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 	defer look.Stop()
 	for l.Err() == nil {
 		m.mu.Lock()
-		pairs, ending := m.pairs, m.ending
+		sides, ending := m.sides, m.ending
 		m.mu.Unlock()
 		if ending {
 			return
 		}
+		for _, x := range sides {
+			x.look()
+		}
+		m.mu.Lock()
+		pairs := m.pairs // with all that are made of sides that leave
+		m.mu.Unlock()
 		moved, over := false, false
 		for _, p := range pairs {
 			more, err := p.push()
@@ -120,6 +126,14 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 			}
 			moved = moved || more
 			over = over || p.isOver()
+		}
+		for _, x := range sides {
+			more, err := x.sayLeft()
+			if err != nil {
+				return
+			}
+			moved = moved || more
+			over = over || more || x.isIdle()
 		}
 		if over {
 			s.drop(m)
@@ -133,7 +147,7 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 	}
 }
 
-// drop takes pairs that are over out of the lists.
+// drop takes pairs that are over, and sides of which nothing is left, out of the lists.
 func (s *Set) drop(m *pump) {
 	if s.Ended != nil {
 		defer s.Ended()
@@ -141,16 +155,41 @@ func (s *Set) drop(m *pump) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	var stay []*Pair
-	for _, p := range m.pairs {
+	pairs, sides := m.pairs, m.sides
+	m.mu.Unlock()
+	var over []*Pair
+	for _, p := range pairs {
 		if p.isOver() {
+			over = append(over, p)
 			delete(s.pairs, p.key())
-		} else {
-			stay = append(stay, p)
+			p.side.forget(p)
 		}
 	}
-	m.pairs = stay
+	var idle []*side
+	for _, x := range sides {
+		if x.isIdle() {
+			idle = append(idle, x)
+			s.dropSide(x)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pairs = without(m.pairs, over)
+	m.sides = without(m.sides, idle)
+}
+
+// without returns a list without some of its entries. The list stays as it is.
+func without[T comparable](list, some []T) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(x T) bool { return slices.Contains(some, x) })
+}
+
+// dropSide takes a side out of the list of its group.
+// Requires: the lock.
+func (s *Set) dropSide(x *side) {
+	g := group{x.link, x.group}
+	if s.sides[g] = slices.DeleteFunc(s.sides[g], func(y *side) bool { return y == x }); len(s.sides[g]) == 0 {
+		delete(s.sides, g)
+	}
 }
 
 // Remove ends a pair without telling the remote rank: its group could not be made, and no process can have it. When it returns, nothing
@@ -163,6 +202,11 @@ func (s *Set) drop(m *pump) {
 // Requires: this rank does not give up by a goodbye, before or afterwards.
 func (s *Set) Remove(p *Pair) {
 	p.remove()
+	if !p.made.Load() { // and the remote rank knows nothing of it
+		s.mu.Lock()
+		delete(s.pairs, p.key())
+		s.mu.Unlock()
+	}
 	s.ring(p.Link) // the remote rank may have given up before
 }
 
@@ -195,7 +239,8 @@ func (s *Set) Flush(atMost time.Duration) bool {
 // Place and Arrived take the lock of the set for each frame, for the time of a look into a map. Where one link carries many pairs, a map for
 // each link would keep its connections from waiting for those of others.
 
-// find returns the pair of a frame, or nil: frames of a pair that is not known here, or not any more, are dropped.
+// find returns the pair of a frame, or nil: frames of a pair that is not known here, or not any more, are dropped, and those of one that is not
+// made and cannot be made any more.
 func (s *Set) find(l *tcp.Link, h *tcp.Header) *Pair {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,8 +252,11 @@ func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 	if isVerdict(h.Kind) {
 		return s.placeVerdict(from, h)
 	}
+	if h.Kind == tcp.Left {
+		return nil, s.acceptLeft(from, h)
+	}
 	p := s.find(from, h)
-	if p == nil {
+	if p == nil || !p.Open() {
 		return nil, tcp.ErrDrop
 	}
 	return p.accept(on, h)
@@ -218,6 +266,9 @@ func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 func (s *Set) Arrived(from *tcp.Link, on int, h *tcp.Header) error {
 	if isVerdict(h.Kind) {
 		return s.takeVerdict(from, h)
+	}
+	if h.Kind == tcp.Left {
+		return s.takeLeft(from, h)
 	}
 	p := s.find(from, h)
 	if p == nil {
@@ -276,13 +327,21 @@ func (s *Set) end(l *tcp.Link) []*Pair {
 	<-m.done
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, x := range m.sides {
+		x.mu.Lock()
+		x.done.Store(true)
+		x.mu.Unlock()
+		s.dropSide(x)
+	}
+	var pairs []*Pair
 	for k, p := range s.pairs {
 		if k.link == l {
 			delete(s.pairs, k)
 			p.unread()
+			pairs = append(pairs, p)
 		}
 	}
-	return m.pairs
+	return pairs
 }
 
 // Needs reports whether a rank of this process still waits for one at the other end of a link: no goodbye of that has come, and neither of both has
@@ -308,17 +367,17 @@ func (p *Pair) needs() bool {
 func (s *Set) Lost(l *tcp.Link, why error) {
 	for _, p := range s.end(l) {
 		p.mu.Lock()
-		left, over, lost := p.all(p.byes), p.over, p.Config.Lost
+		known, over, lost := p.all(p.byes), p.over, p.Config.Lost
 		if p.gaveUp && !over { // the pump has ended before it came to that
 			p.storeGaveUp()
 			over = true
 		}
 		p.over = true
 		if !over {
-			p.lanes[runner.HostLane].own.Detached(p.To).Store(1) // the last access: the group may give the memory back as soon as it is told
+			p.ownWords(int(runner.HostLane)).Detached(p.To).Store(1) // the last access: the group may give the memory back as soon as it is told
 		}
 		p.mu.Unlock()
-		if !over && !left && lost != nil {
+		if !over && !known && lost != nil {
 			lost(why) // who makes groups leaves what may panic to a goroutine of its own
 		}
 	}

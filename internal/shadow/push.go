@@ -22,7 +22,7 @@ var errFull = errors.New("the connection is full")
 // Push implements runner.Pair: a thread that has published something for the remote rank sends it, as far as it need not wait. The rest is for a
 // thread that polls, or for the pump, which looks once more.
 func (p *Pair) Push() {
-	if p.tryPush() {
+	if !p.made.Load() || p.tryPush() {
 		return
 	}
 	p.unsent.Store(true)
@@ -31,7 +31,8 @@ func (p *Pair) Push() {
 	}
 }
 
-// Wake implements runner.Pair. It may come when the pair has ended, and the pump too.
+// Wake lets the pump look at all that was stored: the goodbye, and that this rank has detached, are for the pump alone. It may come when the pair
+// has ended, and the pump too.
 func (p *Pair) Wake() { p.bell.ring() }
 
 func (p *Pair) tryPush() bool {
@@ -140,6 +141,11 @@ func (p *Pair) pushAll() (moved bool, err error) {
 	p.mu.Lock()
 	over, abandoned, asks := p.over, p.gaveUp, p.asked || p.asking == askSoon
 	p.mu.Unlock()
+	if !p.said && !p.gone && !over {
+		h := p.header(tcp.Open)
+		p.said = true
+		return true, p.bare(0, &h)
+	}
 	switch {
 	case p.gone && abandoned && !p.closing: // it waits for CLOSE of all others before it gives its memory back
 		return true, p.abandon()
@@ -152,7 +158,7 @@ func (p *Pair) pushAll() (moved bool, err error) {
 	}
 	// Detached comes behind left, and left behind everything else: so they are read first.
 	host := &p.lanes[runner.HostLane]
-	detached := host.detached.Load() != 0
+	detached := p.side.detached.Load()
 	left := host.left.Load()
 	if !p.leaving { // nothing follows a goodbye
 		if moved, err = p.pushData(); err != nil {
@@ -234,11 +240,13 @@ func (p *Pair) abandon() (err error) {
 func (p *Pair) storeGaveUp() {
 	p.over = true
 	p.nothingLeft()
-	for n := range p.lanes {
-		p.lanes[n].own.WakeAll(p.engine)
+	for n := range p.shadow.Shared {
+		p.ownWords(n).WakeAll(p.engine)
 	}
-	copy(p.lanes[runner.HostLane].shadow.FailureRecord(), p.GaveUp)
-	p.lanes[runner.HostLane].shadow.Left().Store(gaveUp) // who was woken too early for it looks again within 50 ms
+	if p.GaveUp != nil {
+		copy(p.shadowWords(int(runner.HostLane)).FailureRecord(), p.GaveUp())
+	}
+	p.left.Store(gaveUp) // who was woken too early for it looks again within 50 ms
 }
 
 // end tells the owner of the memory that nothing touches it any more, once both ranks have said so.
@@ -246,7 +254,7 @@ func (p *Pair) storeGaveUp() {
 func (p *Pair) end() {
 	if !p.over && p.closed && p.all(p.closes) {
 		p.over = true
-		p.lanes[runner.HostLane].own.Detached(p.To).Store(1)
+		p.ownWords(int(runner.HostLane)).Detached(p.To).Store(1)
 	}
 }
 

@@ -33,7 +33,13 @@ func (p *Pair) accept(on int, h *tcp.Header) ([][]byte, error) {
 	if p.closes&(1<<on) != 0 || h.Kind != tcp.Close && (p.over || p.byes&(1<<on) != 0) {
 		return nil, p.wrong(h, "it comes on connection %d behind the end", on) // the memory may have been given back
 	}
+	p.heard = true
 	switch h.Kind {
+	case tcp.Open:
+		if p.opened {
+			return nil, p.wrong(h, "it comes for the second time")
+		}
+		return nil, nil
 	case tcp.Message, tcp.Room:
 		if int(h.Lane) >= len(p.lanes) || int(h.Channel) >= runner.Channels || on != p.connection(int(h.Lane), int(h.Channel)) {
 			return nil, p.wrong(h, "channel %d of lane %d on connection %d", h.Channel, h.Lane, on)
@@ -79,6 +85,8 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 		return p.storeRemoved(on, h), nil
 	}
 	switch h.Kind {
+	case tcp.Open:
+		p.opened = true
 	case tcp.Message, tcp.Room:
 		l := &p.lanes[h.Lane]
 		k := int(h.Channel)
@@ -95,17 +103,17 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 			l.own.Wake(p.To, p.engine)
 		}
 	case tcp.Goodbye:
-		if p.byes&(1<<on) != 0 || h.Number == 0 || p.left != 0 && p.left != h.Number {
+		if p.byes&(1<<on) != 0 || h.Number == 0 || p.bye != 0 && p.bye != h.Number {
 			return false, p.wrong(h, "number %d on connection %d", h.Number, on)
 		}
 		p.byes |= 1 << on
-		p.left = h.Number
+		p.bye = h.Number
 		if p.all(p.byes) && h.Number == gaveUp {
 			p.gaveUp = true // the pump does the rest
 			return true, nil
 		}
 		if p.all(p.byes) {
-			p.lanes[runner.HostLane].shadow.Left().Store(h.Number)
+			p.left.Store(h.Number)
 			for n := range p.lanes {
 				p.lanes[n].own.WakeAll(p.engine)
 			}

@@ -19,7 +19,9 @@ var barriers atomic.Int32
 func (e *end) barrier(t *testing.T, other *end, on int) {
 	t.Helper()
 	group := uint64(1000 + barriers.Add(1))
-	q, err := other.Add(Config{Link: other.pair.Link, Group: group, Rank: other.pair.Rank, To: other.pair.To, Size: 2, Geometry: runner.Short, Own: other.own})
+	own, free := newOwn(t, other.pair.Rank)
+	t.Cleanup(free)
+	q, err := other.Add(Config{Link: other.pair.Link, Group: group, Rank: other.pair.Rank, To: other.pair.To, Size: 2, Geometry: runner.Short, Memory: newMemory(t), Own: own})
 	require.NoError(t, err)
 	h := tcp.Header{Kind: tcp.Goodbye, Group: group, From: uint32(e.pair.Rank), To: uint32(e.pair.To), Number: 1}
 	require.NoError(t, e.pair.Link.Send(on, &h))
@@ -274,13 +276,13 @@ func TestNothingIsReadBehindARemove(t *testing.T) {
 			require.NoError(t, unix.Mprotect(unsafe.Slice((*byte)(a.own.Arena), a.own.Bytes), unix.PROT_NONE))
 			own, free := newOwn(t, 0)
 			t.Cleanup(free)
-			next, err := a.Add(Config{Link: a.pair.Link, Group: 6, Rank: 0, To: 1, Size: 2, Geometry: runner.Short, Own: own})
+			next, err := a.Add(Config{Link: a.pair.Link, Group: 6, Rank: 0, To: 1, Size: 2, Geometry: runner.Short, Memory: newMemory(t), Own: own})
 			require.NoError(t, err)
 			t.Cleanup(func() {
 				a.Remove(next)
 				next.Free()
 			})
-			next.lanes[runner.HostLane].own.Left().Store(1)
+			next.side.left.Store(1)
 			b.goOn()
 			require.True(t, a.Flush(soon), "the pump did not come to the next pair")
 			require.NoError(t, a.pair.Link.Err())

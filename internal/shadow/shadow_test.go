@@ -98,6 +98,26 @@ func newOwn(t testing.TB, rank int) (own runner.Peer, free func()) {
 // pairOfEnds returns two processes with shadows of each other.
 func pairOfEnds(t testing.TB, with ...func(*end)) (a, b *end) {
 	t.Helper()
+	a, b = strangers(t, with...)
+	for rank, e := range []*end{a, b} {
+		require.True(t, e.pair.Open())
+		require.Eventually(t, []*end{b, a}[rank].pair.hasOpened, soon, time.Millisecond)
+		p := e.pair.Peer()
+		require.True(t, p.Check(1-rank, 2), "it is no shared block of the remote rank")
+	}
+	return a, b
+}
+
+// hasOpened reports whether OPEN of the remote rank has come.
+func (p *Pair) hasOpened() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.opened
+}
+
+// strangers returns two processes whose pair is not made.
+func strangers(t testing.TB, with ...func(*end)) (a, b *end) {
+	t.Helper()
 	a, b = newEnd(t, 0), newEnd(t, 1)
 	for _, f := range with {
 		f(a)
@@ -109,7 +129,7 @@ func pairOfEnds(t testing.TB, with ...func(*end)) (a, b *end) {
 		other := []*end{b, a}[rank]
 		l, err := e.node.Link(ctx, other.id, []netip.AddrPort{other.at}, handshake.Space{})
 		require.NoError(t, err)
-		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Own: e.own, GaveUp: []byte("the record"), Lost: func(error) {
+		e.pair, err = e.Add(Config{Link: l, Group: 5, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Own: e.own, Memory: newMemory(t), GaveUp: func() []byte { return []byte("the record") }, Lost: func(error) {
 			if runner.WordsOf(unsafe.Add(e.own.Arena, e.own.Shared[runner.HostLane]), 2).Detached(1-rank).Load() == 0 {
 				e.late.Store(true)
 			}
@@ -118,8 +138,6 @@ func pairOfEnds(t testing.TB, with ...func(*end)) (a, b *end) {
 		require.NoError(t, err)
 		_, err = e.Add(e.pair.Config)
 		require.Error(t, err, "twice")
-		p := e.pair.Peer()
-		require.True(t, p.Check(1-rank, 2), "it is no shared block of the remote rank")
 	}
 	return a, b
 }
@@ -358,7 +376,7 @@ func TestPump(t *testing.T) {
 	}
 	for _, e := range []*end{a, b} {
 		e.pair.lanes[runner.HostLane].own.Left().Store(3)
-		e.pair.lanes[runner.HostLane].shadow.Detached(e.pair.Rank).Store(1)
+		e.pair.Detach()
 	}
 	for _, e := range []*end{a, b} {
 		done := e.pair.lanes[runner.HostLane].own.Detached(e.pair.To)

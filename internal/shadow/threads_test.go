@@ -114,7 +114,7 @@ func secondGroup(t *testing.T, a, b *end) (pairs [2]*Pair, own [2]runner.Peer) {
 		var free func()
 		own[rank], free = newOwn(t, rank)
 		var err error
-		pairs[rank], err = e.Add(Config{Link: e.pair.Link, Group: 6, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Own: own[rank], Lost: func(error) {}})
+		pairs[rank], err = e.Add(Config{Link: e.pair.Link, Group: 6, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Memory: newMemory(t), Own: own[rank], Lost: func(error) {}})
 		require.NoError(t, err)
 		t.Cleanup(func() { // before the nodes are closed
 			e.goOn()
@@ -123,6 +123,9 @@ func secondGroup(t *testing.T, a, b *end) (pairs [2]*Pair, own [2]runner.Peer) {
 			pairs[rank].Free()
 			free()
 		})
+	}
+	for _, p := range pairs {
+		require.True(t, p.Open())
 	}
 	return pairs, own
 }
@@ -205,9 +208,12 @@ func TestPairsEndBesideThreadsThatPoll(t *testing.T) {
 			frees[rank] = free
 			l, err := e.node.Link(ctx, []*end{b, a}[rank].id, []netip.AddrPort{}, handshake.Space{})
 			require.NoError(t, err)
-			pairs[rank], err = e.Add(Config{Link: l, Group: 10 + n, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Own: own, Lost: func(error) {}})
+			pairs[rank], err = e.Add(Config{Link: l, Group: 10 + n, Rank: rank, To: 1 - rank, Size: 2, Geometry: runner.Short, Memory: newMemory(t), Own: own, Lost: func(error) {}})
 			require.NoError(t, err)
-			talkers = append(talkers, newTalker(pairs[rank], own, 0))
+		}
+		for _, p := range pairs {
+			require.True(t, p.Open())
+			talkers = append(talkers, newTalker(p, p.Own, 0))
 		}
 		both.add((*talker).polls, talkers...)
 		both.goOn(t)

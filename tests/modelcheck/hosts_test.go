@@ -46,8 +46,8 @@ func TestEveryProtectionOfHostsIsNeeded(t *testing.T) {
 			}
 		})
 	}
-	for s := HostSwitch(1); s < lastCalmSwitch; s++ {
-		if !turned[s] && s != lastVerdictSwitch && s != lastLinkSwitch && s != lastFifoSwitch && s != lastDirectSwitch && s != lastPumpSwitch {
+	for s := HostSwitch(1); s < lastOpeningSwitch; s++ {
+		if !turned[s] && s != lastVerdictSwitch && s != lastLinkSwitch && s != lastFifoSwitch && s != lastDirectSwitch && s != lastPumpSwitch && s != lastCalmSwitch {
 			t.Errorf("switch %d of hosts stands in no table", s)
 		}
 	}

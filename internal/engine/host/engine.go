@@ -21,6 +21,8 @@ type Lane struct {
 	Lock *sync.Mutex
 	// Grow allocates bytes of this rank's arena and returns their offset. The lane keeps them until it is closed.
 	Grow func(bytes int64) (offset int64, err error)
+	// Meet makes what the lane has for a rank of another host, if it is one, before the first program that sends to it or receives from it.
+	Meet func(rank int)
 	// Lower compiles a slot plan; it is Compile, or a test's replacement.
 	Lower func(plan.SlotPlan, coll.Op) (runner.Compiled, error)
 }
@@ -114,6 +116,10 @@ func (e *Engine) compileSendRecv(op coll.Op, class algo.Class) (runner.Compiled,
 		return runner.Compiled{}, err
 	}
 	for _, s := range p.Steps {
+		switch s.Op {
+		case plan.Send, plan.Recv, plan.RecvReduce:
+			e.lane.Meet(s.Peer)
+		}
 		if s.Op != plan.Send || e.lane.Run.HasChannel(s.Peer, s.Channel) {
 			continue
 		}

@@ -31,10 +31,12 @@ const (
 	Close
 	Probe
 	Echo
+	Open
+	Left
 )
 
 var names = [...]string{"", "HEARTBEAT", "MESSAGE", "ROOM", "EAGER", "ANNOUNCE", "GRANT", "DATA", "CREDIT", "GOODBYE", "ASK", "STATE", "EXCHANGE",
-	"DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST", "CLOSE", "PROBE", "ECHO"}
+	"DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST", "CLOSE", "PROBE", "ECHO", "OPEN", "LEFT"}
 
 func (k Kind) String() string {
 	if k == 0 || int(k) >= len(names) {
@@ -120,6 +122,8 @@ var rules = [...]rule{
 	Close:     {true, true, 0, useGroup},
 	Probe:     {false, true, probeBytes, useNumber},
 	Echo:      {false, true, 0, useNumber},
+	Open:      {true, false, 0, useGroup},
+	Left:      {true, false, 0, useGroup | useNumber},
 }
 
 // errHeader is the error of a header that no process sends.

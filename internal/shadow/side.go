@@ -1,0 +1,220 @@
+package shadow
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"sagecomm/internal/runner"
+	"sagecomm/internal/transport/tcp"
+)
+
+// side is a group as a rank of this process has it on a link: its pairs with the ranks at the other end, made and not made (docs/protocol.md,
+// section 16, Pairs at first need).
+type side struct {
+	set      *Set
+	pump     *pump
+	link     *tcp.Link
+	group    uint64
+	rank     int
+	left     *atomic.Uint64 // of this rank, in its shared block; nobody reads it once done is set
+	detached atomic.Bool    // this rank touches nothing of the group any more
+	done     atomic.Bool    // LEFT was sent, or nothing is sent any more; changed under mu
+
+	mu      sync.Mutex // before that of a pair
+	pairs   []*Pair
+	leaving bool // this rank has left: no pair is made any more
+	told    bool // LEFT is being sent, or was; for the pump alone
+}
+
+// sideOf returns the side of a pair that is to be added.
+// Requires: the lock of the set.
+func (s *Set) sideOf(c *Config, m *pump) *side {
+	g := group{c.Link, c.Group}
+	for _, x := range s.sides[g] {
+		if x.rank == c.Rank {
+			return x
+		}
+	}
+	x := &side{set: s, pump: m, link: c.Link, group: c.Group, rank: c.Rank}
+	x.left = runner.WordsOf(unsafe.Add(c.Own.Arena, c.Own.Shared[runner.HostLane]), c.Size).Left()
+	s.sides[g] = append(s.sides[g], x)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sides = append(m.sides, x)
+	return x
+}
+
+// open makes a pair unless it is made. It reports whether it is.
+func (x *side) open(p *Pair) bool {
+	if p.made.Load() {
+		return true
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case p.made.Load():
+		return true
+	case x.leaving || x.done.Load() || !slices.Contains(x.pairs, p):
+		return false
+	}
+	p.make()
+	x.pump.mu.Lock()
+	x.pump.pairs = append(x.pump.pairs, p)
+	x.pump.mu.Unlock()
+	x.pump.bell.ring() // OPEN is to be sent
+	return true
+}
+
+// look takes note that this rank has left. Behind it no pair is made.
+func (x *side) look() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.leaving = x.leaving || !x.done.Load() && x.left.Load() != 0
+}
+
+// sayLeft sends LEFT, once, when OPEN of all pairs that are made was sent. It reports whether it has.
+func (x *side) sayLeft() (moved bool, err error) {
+	x.mu.Lock()
+	if !x.leaving || x.told || x.done.Load() || slices.ContainsFunc(x.pairs, (*Pair).isUnsaid) {
+		x.mu.Unlock()
+		return false, nil
+	}
+	x.told = true
+	if len(x.pairs) == 0 { // nobody is left to tell
+		x.done.Store(true)
+		x.mu.Unlock()
+		return true, nil
+	}
+	h := tcp.Header{Kind: tcp.Left, Group: x.group, From: uint32(x.rank), To: uint32(x.pairs[0].To), Number: x.left.Load()}
+	x.mu.Unlock()
+	if err := x.link.Send(0, &h); err != nil {
+		return true, err
+	}
+	x.finish()
+	return true, nil
+}
+
+// isUnsaid reports whether the pair is made and OPEN was not sent. The pump asks, which sends it.
+func (p *Pair) isUnsaid() bool {
+	p.pushing.Lock()
+	defer p.pushing.Unlock()
+	return p.made.Load() && !p.said && !p.gone
+}
+
+// finish ends the pairs that were not made: nothing comes or goes for them any more, and nothing touches the memory of the group for them.
+func (x *side) finish() {
+	x.set.mu.Lock()
+	defer x.set.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.done.Store(true)
+	x.pairs = slices.DeleteFunc(x.pairs, func(p *Pair) bool {
+		if p.made.Load() {
+			return false
+		}
+		delete(x.set.pairs, p.key())
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.nothingLeft()
+		if !p.over {
+			p.over = true
+			p.ownWords(int(runner.HostLane)).Detached(p.To).Store(1)
+		}
+		return true
+	})
+}
+
+// forget takes a pair out that is over or was removed.
+// Requires: the lock of the set.
+func (x *side) forget(p *Pair) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.pairs = slices.DeleteFunc(x.pairs, func(q *Pair) bool { return q == p })
+}
+
+// isIdle reports whether nothing is left to do for a side.
+func (x *side) isIdle() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.done.Load() && len(x.pairs) == 0
+}
+
+// Detach implements runner.Pair.
+func (p *Pair) Detach() {
+	p.side.detached.Store(true)
+	p.Wake()
+}
+
+// HasLeft reports whether the other process was told that this rank has left, or nothing is told any more. Before, the memory of the group of this
+// rank is in use, whatever has come of its pairs.
+func (p *Pair) HasLeft() bool { return p.side.done.Load() }
+
+// acceptLeft drops LEFT of a group that is not known on the link.
+func (s *Set) acceptLeft(l *tcp.Link, h *tcp.Header) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.sides[group{l, h.Group}]) == 0 {
+		return tcp.ErrDrop
+	}
+	return nil
+}
+
+// takeLeft takes LEFT: of the pairs without OPEN nothing is to come.
+func (s *Set) takeLeft(l *tcp.Link, h *tcp.Header) error {
+	s.mu.Lock()
+	var pairs []*Pair
+	for _, x := range s.sides[group{l, h.Group}] {
+		if p := s.pairs[key{l, h.Group, h.From, uint32(x.rank)}]; p != nil {
+			pairs = append(pairs, p)
+		}
+	}
+	s.mu.Unlock()
+	for _, p := range pairs {
+		rings, err := p.storeLeft(h)
+		if err != nil {
+			return err
+		}
+		if rings {
+			p.Wake()
+		}
+	}
+	return nil
+}
+
+// storeLeft stores what LEFT says of a pair. rings: the pump has to do something about it.
+func (p *Pair) storeLeft(h *tcp.Header) (rings bool, err error) {
+	p.side.mu.Lock() // the pair is not made meanwhile
+	defer p.side.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.over || p.removed:
+		return false, nil
+	case p.after != 0 || h.Number == 0:
+		return false, p.wrong(h, "number %d after %d", h.Number, p.after)
+	}
+	p.after = h.Number
+	if p.opened { // the goodbye comes behind what was sent
+		return false, nil
+	}
+	if p.heard {
+		return false, p.wrong(h, "it comes without OPEN, behind other frames")
+	}
+	p.byes, p.closes, p.bye = p.everyConnection(), p.everyConnection(), h.Number
+	switch {
+	case h.Number != gaveUp:
+		p.left.Store(h.Number)
+		for n := range p.shadow.Shared {
+			p.ownWords(n).WakeAll(p.engine)
+		}
+		p.end()
+	case p.made.Load():
+		p.gaveUp = true // the pump does the rest
+	default:
+		p.gaveUp = true
+		p.storeGaveUp()
+	}
+	return p.made.Load(), nil
+}
