@@ -144,8 +144,22 @@ func (s *settling) leavesTime(g *Group, patient bool, now time.Time) bool {
 	if waited < g.timeout()+settleGrace {
 		return true
 	}
-	t, found := g.oldestOnDevices()
-	return found && waited < t.Timeout+settleGrace // it was issued with a timeout of its own
+	return g.ownTimeoutRuns(waited)
+}
+
+// ownTimeoutRuns reports whether the oldest operation on a device has a timeout of its own that is longer than the group's. A thread that
+// drives the operation looks at its timeout, which runs once the stream of this rank has reached it.
+func (g *Group) ownTimeoutRuns(waited time.Duration) bool {
+	d := g.device.Load()
+	if d == nil {
+		return false
+	}
+	t, found, driven := d.run.Oldest()
+	if driven {
+		mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
+		return called && d.run.Reached(g.rank) >= mine.Sequence && !g.streamIsLate()
+	}
+	return found && waited < t.Timeout+settleGrace
 }
 
 // carries reports whether data have come from other hosts or gone there since the last time that it was asked: a network may be slow.
@@ -231,18 +245,11 @@ func (g *Group) unfinishedHere(what string, waited time.Duration) *coll.Failure 
 // oldest returns the first of the operations of a lane that are not complete. It waits a moment for a thread that carries one out.
 func oldest(run *runner.Group) (t runner.Incident, found bool) {
 	for until := time.Now().Add(2 * policy.Drain); run.Unfinished() > 0; time.Sleep(settlePause) {
-		if t, found = run.Oldest(); found || time.Now().After(until) {
+		if t, found, _ = run.Oldest(); found || time.Now().After(until) {
 			break
 		}
 	}
 	return t, found
-}
-
-func (g *Group) oldestOnDevices() (t runner.Incident, found bool) {
-	if d := g.device.Load(); d != nil {
-		return oldest(d.run)
-	}
-	return t, false
 }
 
 func (g *Group) onDevices() bool {
