@@ -118,7 +118,7 @@ thread_local CallInCore* CallInCore::innermost = nullptr;
 CallInCore::~CallInCore() {
   innermost = outer_;
   if (destroys_) {
-    group_.destroyGroup(handle_, ProcessGroupSagecomm::Wait::kBrief);
+    group_.destroyGroup(handle_, ProcessGroupSagecomm::Wait::kDeaf);
   }
 }
 

@@ -1,6 +1,8 @@
 // process_group.cpp holds life and properties of ProcessGroupSagecomm: construction, destruction, abort, timeouts, hooks.
 #include "process_group.hpp"
 
+#include <c10/util/ScopeExit.h>
+
 #include "call_in_core.hpp"
 #include "core.hpp"
 #include "duration.hpp"
@@ -46,7 +48,7 @@ ProcessGroupSagecomm::ProcessGroupSagecomm(
 }
 
 ProcessGroupSagecomm::~ProcessGroupSagecomm() {
-  destroy(Wait::kBrief);
+  destroy(Wait::kDeaf);
 }
 
 void ProcessGroupSagecomm::describeGroup() {
@@ -56,35 +58,52 @@ void ProcessGroupSagecomm::describeGroup() {
 
 namespace {
 
-// Calls a function of sagecomm._endings without arguments. Returns `otherwise` where no thread may take the GIL any more.
-template <class Result>
-Result askEndings(const char* function, Result otherwise) {
+// A signal handler has raised on this thread: groups end at once.
+thread_local bool hurried = false;
+
+// Calls a function of sagecomm._endings. Returns false where no thread may take the GIL any more.
+template <class... Args>
+bool askEndings(const char* function, Args... args) {
   std::optional<CompletionGate> gate(std::in_place);
   if (!mayTakeGil(*gate)) {
-    return otherwise;
+    return false;
   }
   pybind11::gil_scoped_acquire gil;
   gate.reset();
-  return pybind11::module_::import("sagecomm._endings").attr(function)().template cast<Result>();
+  return pybind11::module_::import("sagecomm._endings").attr(function)(args...).template cast<bool>();
 }
 
 } // namespace
 
-ProcessGroupSagecomm::Wait ProcessGroupSagecomm::waitOfShutdown() {
-  return askEndings("may_wait", false) ? Wait::kFull : Wait::kBrief;
-}
-
-// A destructor raises nothing, so this is the last call that can.
+// A destructor raises nothing, so this is the last call that can. Signal handlers run in the Python that it calls, too.
 void ProcessGroupSagecomm::shutdown() {
   if (forked() || exiting()) {
     return;
   }
-  if (const std::exception_ptr raised = shutDown_.load() ? nullptr : destroy(waitOfShutdown())) {
-    askEndings("forget", false);
+  std::exception_ptr raised;
+  const bool nested = hurried;
+  const auto atExit = c10::make_scope_exit([nested] { hurried = nested; });
+  if (!shutDown_.load()) {
+    Wait wait = Wait::kBrief;
+    try {
+      wait = askEndings("may_wait") ? Wait::kFull : Wait::kBrief;
+    } catch (...) {
+      raised = std::current_exception();
+      hurried = true;
+    }
+    const std::exception_ptr inWait = destroy(wait);
+    raised = raised ? raised : inWait;
+  }
+  if (raised) {
+    hurried = true;
+    try {
+      askEndings("forget");
+    } catch (...) { // of another signal; the first one is raised
+    }
     std::rethrow_exception(raised);
   }
-  if (const auto failed = takeUntold()) {
-    raiseUntold(*failed);
+  if (const auto failed = takeUntold(); failed && askEndings("may_raise", true)) {
+    raise(*failed);
   }
 }
 
@@ -98,6 +117,7 @@ std::shared_ptr<const sagecomm_error> ProcessGroupSagecomm::takeUntold() {
   return failed != nullptr && failure_.takeUntold(*failed) ? failed : nullptr;
 }
 
+// torch has to keep the groups, also where it is about to destroy them below this call.
 void ProcessGroupSagecomm::raiseUntold(const sagecomm_error& failed) {
   if (askEndings("may_raise", false)) {
     raise(failed);
@@ -121,14 +141,17 @@ std::exception_ptr ProcessGroupSagecomm::destroy(Wait wait) noexcept {
   return destroyGroup(group, wait);
 }
 
-// Behind the first slice the core's group_destroy() waits briefly.
+// Behind an exception the group ends at once.
 std::exception_ptr ProcessGroupSagecomm::settle(sagecomm_group group, Wait wait) const {
-  const bool brief = wait == Wait::kBrief;
+  const auto how = hurried ? SAGECOMM_SETTLE_NOW : wait == Wait::kFull ? SAGECOMM_SETTLE_FULL : SAGECOMM_SETTLE_BRIEF;
   try {
-    while (api_.group_settle(group, brief ? 0 : waits().slice_ns, nullptr) == SAGECOMM_PENDING && !brief) {
-      checkSignals();
+    while (api_.group_settle(group, waits().slice_ns, how, nullptr) == SAGECOMM_PENDING) {
+      if (wait != Wait::kDeaf) {
+        checkSignals();
+      }
     }
   } catch (...) {
+    api_.group_settle(group, 0, SAGECOMM_SETTLE_NOW, nullptr);
     return std::current_exception();
   }
   return nullptr;
@@ -155,11 +178,15 @@ std::exception_ptr ProcessGroupSagecomm::destroyGroup(sagecomm_group group, Wait
       cause_ = std::move(cause);
     }
     before = cause_;
+    ending_.store(group);
     group_.store(0);
   }
   std::exception_ptr raised = settle(group, wait);
   auto last = std::make_shared<sagecomm_error>();
-  if (api_.group_destroy(group, last.get()) == SAGECOMM_OK && last->status < 0) {
+  const int32_t status = api_.group_destroy(group, last.get());
+  sagecomm_group own = group;
+  ending_.compare_exchange_strong(own, 0);
+  if (status == SAGECOMM_OK && last->status < 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (group_.load() == 0 && cause_ == before) { // else reconfigure() has given it other members meanwhile
       cause_ = std::move(last);
@@ -169,9 +196,10 @@ std::exception_ptr ProcessGroupSagecomm::destroyGroup(sagecomm_group group, Wait
   return raised;
 }
 
-// A group that reconfigure() can give other members has none afterwards, as before its first reconfigure().
+// A group that reconfigure() can give other members has none afterwards, as before its first reconfigure(). The wait of another thread that
+// destroys the group ends.
 void ProcessGroupSagecomm::abort() {
-  if (shutDown_.load() || exiting()) {
+  if (exiting() || (shutDown_.load() && (forked() || (group_.load() == 0 && ending_.load() == 0)))) {
     return;
   }
   refuseInChild();
@@ -181,11 +209,14 @@ void ProcessGroupSagecomm::abort() {
     std::lock_guard<std::mutex> lock(mutex_);
     interrupted_.store(true);
     group = group_.load();
+    if (group == 0) {
+      group = ending_.load();
+    }
   }
   failure_.aborted(group);
   failAll(group, "abort() was called");
   if (reconfigurable_) {
-    destroyGroup(group, Wait::kBrief);
+    destroyGroup(group, Wait::kDeaf);
   }
 }
 

@@ -220,9 +220,9 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   c10::intrusive_ptr<GroupOptions> optionsFrom(const char* call, const c10::intrusive_ptr<Options>& given) const;
   std::vector<uint64_t> globalRanks(const std::vector<int>& ranks) const;
   void failAll(sagecomm_group group, const char* reason) const;
-  // How long the end of a group waits for operations on devices: as long as they may take, and it looks for signals meanwhile, or briefly.
-  enum class Wait { kFull, kBrief };
-  static Wait waitOfShutdown();
+  // How long the end of a group waits for operations on devices: as long as they may take, or briefly. It looks for signals meanwhile, but for
+  // kDeaf, which is brief.
+  enum class Wait { kFull, kBrief, kDeaf };
   // Destroys that group of the core, unless another thread has, and keeps the cause of its failure and its last number. Returns what a
   // signal handler has raised, which ends the wait.
   std::exception_ptr destroyGroup(sagecomm_group group, Wait wait);
@@ -286,6 +286,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::atomic<bool> shutDown_{false};
   bool reconfiguring_ = false; // a thread is in reconfigure()
   std::atomic<bool> interrupted_{false}; // abort() or shutdown() was called since reconfigure() began
+  std::atomic<sagecomm_group> ending_{0}; // the core's group that a thread destroys, for abort()
   // The next two are set before group_ becomes 0.
   std::atomic<uint64_t> lastSequence_{0}; // the number of the last collective of the destroyed group
   std::shared_ptr<const sagecomm_error> cause_; // why the destroyed group had failed; null: it had not

@@ -160,14 +160,21 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reconfigure(const c10d::Reco
   if (group == 0) {
     refuseInterrupted();
   }
-  destroyGroup(group_.load(), Wait::kBrief);
-  const auto untold = takeUntold(); // of the old members; raised when the new ones are there
+  // What a signal handler raises, and the failure of the old members, are raised when the new ones are there.
+  const std::exception_ptr raised = destroyGroup(group_.load(), Wait::kBrief);
+  const auto untold = raised ? nullptr : takeUntold();
   if (!install(group, seat, *options, opts.uuid)) {
     if (!shutDown_.load()) {
       api_.group_abort(group, "abort() was called", nullptr);
     }
     api_.group_destroy(group, nullptr);
+    if (raised) {
+      std::rethrow_exception(raised);
+    }
     refuseInterrupted();
+  }
+  if (raised) {
+    std::rethrow_exception(raised);
   }
   if (untold != nullptr) {
     raiseUntold(*untold);

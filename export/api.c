@@ -33,7 +33,7 @@ int32_t sagecommGroupSplit(sagecomm_child *, uint32_t, sagecomm_group *, sagecom
 int32_t sagecommGroupShrink(sagecomm_child *, uint32_t, sagecomm_group *, sagecomm_error *);
 int32_t sagecommGroupPlace(sagecomm_group, int32_t *, int32_t *, sagecomm_error *);
 int32_t sagecommGroupFinish(sagecomm_group, sagecomm_error *);
-int32_t sagecommGroupSettle(sagecomm_group, int64_t, sagecomm_error *);
+int32_t sagecommGroupSettle(sagecomm_group, int64_t, int32_t, sagecomm_error *);
 int32_t sagecommLocate(void *, uint8_t *, int32_t *, sagecomm_error *);
 int32_t sagecommReadFactor(void *, uint8_t, void *, double *, sagecomm_error *);
 void sagecommShutdown(void);
@@ -240,9 +240,9 @@ static int32_t group_finish(sagecomm_group group, sagecomm_error *err) {
   return sagecommGroupFinish(group, err);
 }
 
-static int32_t group_settle(sagecomm_group group, int64_t slice_ns, sagecomm_error *err) {
+static int32_t group_settle(sagecomm_group group, int64_t slice_ns, int32_t how, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
-  return sagecommGroupSettle(group, slice_ns, err);
+  return sagecommGroupSettle(group, slice_ns, how, err);
 }
 
 static int32_t locate(const void *pointer, uint8_t *device_type, int32_t *device_index, sagecomm_error *err) {

@@ -71,14 +71,17 @@ func sagecommGroupDestroy(group C.sagecomm_group, err *C.sagecomm_error) (status
 }
 
 //export sagecommGroupSettle
-func sagecommGroupSettle(group C.sagecomm_group, ns C.int64_t, err *C.sagecomm_error) (status C.int32_t) {
+func sagecommGroupSettle(group C.sagecomm_group, ns C.int64_t, how C.int32_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)
+	if how < C.SAGECOMM_SETTLE_FULL || how > C.SAGECOMM_SETTLE_NOW {
+		return answer(err, invalid("group_settle: how is %d; give one of SAGECOMM_SETTLE_*", int32(how)))
+	}
 	g, f := find(group, "group_settle")
 	if f != nil {
 		return answer(err, f)
 	}
 	defer guardGroup(g, &status, err)
-	again, f := g.Settle(time.Duration(ns))
+	again, f := g.Settle(time.Duration(ns), pgbackend.Wait(how))
 	if again {
 		return C.SAGECOMM_PENDING
 	}

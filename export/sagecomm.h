@@ -309,6 +309,13 @@ typedef struct sagecomm_join {
  * their colors too, by an abort of the parent. */
 #define SAGECOMM_CANCEL_COLORS 2
 
+/* How long group_settle() waits. */
+typedef enum sagecomm_settle {
+  SAGECOMM_SETTLE_FULL = 0,  /* as long as group_destroy() does without it */
+  SAGECOMM_SETTLE_BRIEF = 1, /* for 2 s, for operations on devices too, since the first wait that was brief */
+  SAGECOMM_SETTLE_NOW = 2,   /* not at all: what is left is given up */
+} sagecomm_settle;
+
 /* Whether group_shrink() aborts the parent first. */
 typedef enum sagecomm_aborts {
   SAGECOMM_NO_ABORT = 0,
@@ -665,11 +672,11 @@ typedef struct sagecomm_api {
    * an error. */
   int32_t (*group_shrunk)(sagecomm_group group, sagecomm_error *err);
 
-  /* Waits as group_destroy() does until the operations that were issued are complete, but for slice_ns at most, so that a caller can look for
-   * signals: it calls this until it returns something else than SAGECOMM_PENDING, and then group_destroy(). A caller that does not go on waiting
-   * calls group_destroy() at once, which waits for devices and peers then until 2 s after the first group_settle(). Returns OK when
-   * nothing is left to wait for, in a group that has failed too, or INVALID if there is no such group any more. */
-  int32_t (*group_settle)(sagecomm_group group, int64_t slice_ns, sagecomm_error *err);
+  /* Waits until the operations that were issued are complete, but for slice_ns at most, so that a caller can look for signals. `how` is one of
+   * SAGECOMM_SETTLE_*. The caller calls this until it returns something else than SAGECOMM_PENDING, and then group_destroy(), which gives up at
+   * once what is left. Returns OK when nothing is left to wait for, in a group that has failed too, or INVALID if there is no such group any
+   * more. */
+  int32_t (*group_settle)(sagecomm_group group, int64_t slice_ns, int32_t how, sagecomm_error *err);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

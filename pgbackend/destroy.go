@@ -14,8 +14,7 @@ import (
 // Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. It waits for operations on
 // devices as long as they may take, and for others destroyTimeout (settle.go). The wait ends when the group has failed, as it does when
 // a peer dies that had not left. Destroy does not wait until peers destroy the group too: sweep frees memory that they may still touch when they
-// have left or died. Behind a Settle it waits for destroyTimeout at most, counted from the first one. Destroy returns an error if the group is
-// being destroyed already.
+// have left or died. Behind a Settle it gives up at once what is left. Destroy returns an error if the group is being destroyed already.
 //
 // For a group that met at a unique id all operations have as long as they may take: its callers destroy a group while operations
 // that they have issued wait for peers, as NCCL permits.

@@ -20,7 +20,11 @@ var destroyTimeout = 2 * time.Second
 // names what it has waited for, unless its stream is late. Tests change it.
 var settleGrace = time.Second
 
-const settlePause = 200 * time.Microsecond // between two looks at the operations
+// The pause between two looks at the operations is a hundredth of the time waited, within these bounds.
+const (
+	settlePause = 200 * time.Microsecond
+	settleLong  = 5 * time.Millisecond
+)
 
 // When a wait asks ranks of other hosts how far they and their streams are: ever more seldom, because all ranks of the group may ask all others.
 const (
@@ -28,10 +32,21 @@ const (
 	settleSeldom = time.Second
 )
 
+// Wait is how long the end of a group waits for issued operations.
+type Wait int
+
+// The values are those of SAGECOMM_SETTLE_* in the C ABI.
+const (
+	WaitFull  Wait = iota // those on devices, and all of a group that met at a unique id, have as long as they may take
+	WaitBrief             // all have destroyTimeout
+	WaitNone              // those that are left are given up at once
+)
+
 // settling is a wait for the issued operations at the end of a group. Several threads may use it at the same time.
 type settling struct {
 	mu       sync.Mutex
 	began    time.Time     // 0: nobody has waited yet
+	brief    time.Time     // when the first brief wait began; 0: none has
 	limit    time.Duration // of operations that do not have as long as they may take
 	since    time.Time     // begin of that limit
 	carried  time.Time     // when data of this group were last seen to come from other hosts or to go there
@@ -42,6 +57,8 @@ type settling struct {
 	pause    time.Duration // until ranks of other hosts are asked again
 	askedAll bool
 
+	namesAll   bool          // the failure is asked for also where no operation on a device is left
+	complete   bool          // a wait has found all operations complete
 	gaveUp     string        // which operations were given up, in words; "": none
 	unfinished *coll.Failure // the same as a failure; nil: nobody asks for it
 }
@@ -53,19 +70,19 @@ type progress struct {
 	late   bool   // a stream is late
 }
 
-// Settle waits for the issued operations as Destroy does, for a slice at most, for callers that look for signals meanwhile. It reports
-// whether it has to be called again.
-func (g *Group) Settle(slice time.Duration) (again bool, f *coll.Failure) {
+// Settle waits for the issued operations before Destroy, for a slice at most, for callers that look for signals meanwhile. It reports
+// whether it has to be called again. Behind it, Destroy gives up at once what is left.
+func (g *Group) Settle(slice time.Duration, wait Wait) (again bool, f *coll.Failure) {
 	if !g.life.acquire() {
 		return false, destroyed(g.name)
 	}
 	defer g.life.release()
 	until := time.Now().Add(slice)
-	for !g.settling.isOver(g, true, true) {
+	for !g.settling.isOver(g, wait, true) {
 		if !time.Now().Before(until) {
 			return true, nil
 		}
-		time.Sleep(settlePause)
+		g.settling.rest()
 	}
 	return false, nil
 }
@@ -78,9 +95,14 @@ func (g *Group) Finish() *coll.Failure {
 		return destroyed(g.name)
 	}
 	defer g.life.release()
-	var s settling // Destroy waits anew
-	for !s.isOver(g, true, true) {
-		time.Sleep(settlePause)
+	s := settling{namesAll: true} // Destroy waits anew for operations that are issued later
+	for !s.isOver(g, WaitFull, true) {
+		s.rest()
+	}
+	if s.gaveUp != "" { // Destroy does not wait for them again
+		g.settling.mu.Lock()
+		g.settling.began, g.settling.gaveUp, g.settling.unfinished = s.began, s.gaveUp, s.unfinished
+		g.settling.mu.Unlock()
 	}
 	f := g.failed()
 	if f == nil {
@@ -112,22 +134,48 @@ func (g *Group) hasLost() bool {
 // Requires: this goroutine has made the group one that is being destroyed.
 func (g *Group) settle(patient bool) (gaveUp string, f *coll.Failure) {
 	s := &g.settling
-	s.mu.Lock()
-	sliced := !s.began.IsZero()
-	s.mu.Unlock()
-	for !s.isOver(g, patient && !sliced, patient || sliced) {
-		time.Sleep(settlePause)
+	wait := WaitBrief // counted anew where another thread waits in slices
+	if patient {
+		wait = s.behindSlices()
+	}
+	for !s.isOver(g, wait, patient) {
+		s.rest()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.gaveUp == "" || g.cause.Load() == nil && !g.unfinished() { // complete since they were given up
+		return "", nil
+	}
 	return s.gaveUp, s.unfinished
 }
 
+// behindSlices returns how long Destroy waits. Where Settle has been called it waits no longer, except for operations that were issued
+// after all had been complete.
+func (s *settling) behindSlices() Wait {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.began.IsZero():
+		return WaitFull
+	case s.complete:
+		return WaitBrief
+	default:
+		return WaitNone
+	}
+}
+
+// rest sleeps between two looks at the operations.
+func (s *settling) rest() {
+	s.mu.Lock()
+	waited := time.Since(s.began)
+	s.mu.Unlock()
+	time.Sleep(min(max(settlePause, waited/100), settleLong))
+}
+
 // isOver looks at the operations once and reports whether the wait is over: they are complete, the group has failed, or they are given up.
-// patient: operations on devices, and all of a group that met at a unique id, have as long as they may take. tells: somebody asks for the
-// failure of those that are given up.
+// tells: somebody asks for the failure of operations on devices that are given up.
 // Requires: the memory of the group stays.
-func (s *settling) isOver(g *Group, patient, tells bool) bool {
+func (s *settling) isOver(g *Group, wait Wait, tells bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -135,10 +183,21 @@ func (s *settling) isOver(g *Group, patient, tells bool) bool {
 		s.began, s.since, s.quiet, s.asked = now, now, now, now
 		s.limit, s.moved, s.progress, s.pause = g.process.destroyLimit(), g.movedBetweenHosts(), g.progress(), settleAsks
 	}
-	if s.gaveUp != "" || g.cause.Load() != nil || !g.unfinished() {
+	if s.gaveUp != "" || g.cause.Load() != nil {
 		return true
 	}
-	if g.mourns() || s.leavesTime(g, patient, now) || s.carries(g, now) || patient && s.asksAll(g) {
+	if !g.unfinished() {
+		s.complete = true
+		return true
+	}
+	if wait == WaitNone { // the peers are not at fault, so the next groups have all their time
+		s.gaveUp = "for which this rank waits no longer"
+		return true
+	}
+	if wait == WaitBrief && s.brief.IsZero() {
+		s.brief = now
+	}
+	if g.mourns() || s.leavesTime(g, wait, now) || s.carries(g, now) || wait == WaitFull && s.asksAll(g) {
 		return false
 	}
 	s.giveUp(g, time.Since(s.began), tells)
@@ -146,9 +205,9 @@ func (s *settling) isOver(g *Group, patient, tells bool) bool {
 }
 
 // leavesTime reports whether the operations still have time.
-func (s *settling) leavesTime(g *Group, patient bool, now time.Time) bool {
-	if !patient {
-		return now.Sub(later(s.began, s.carried)) < s.limit
+func (s *settling) leavesTime(g *Group, wait Wait, now time.Time) bool {
+	if wait == WaitBrief {
+		return now.Sub(later(s.brief, s.carried)) < s.limit
 	}
 	if now.Sub(s.asked) >= s.pause {
 		g.question(g.unreached()...)
@@ -165,8 +224,22 @@ func (s *settling) leavesTime(g *Group, patient bool, now time.Time) bool {
 	if waited < g.timeout()+settleGrace {
 		return true
 	}
-	t, found := g.oldestOnDevices()
-	return found && waited < t.Timeout+settleGrace // it was issued with a timeout of its own
+	return g.ownTimeoutRuns(waited)
+}
+
+// ownTimeoutRuns reports whether the oldest operation on a device has a timeout of its own that is longer than the group's. A thread that
+// drives the operation looks at its timeout, which runs once the stream of this rank has reached it.
+func (g *Group) ownTimeoutRuns(waited time.Duration) bool {
+	d := g.device.Load()
+	if d == nil {
+		return false
+	}
+	t, found, driven := d.run.Oldest()
+	if driven {
+		mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
+		return called && d.run.Reached(g.rank) >= mine.Sequence && !g.streamIsLate()
+	}
+	return found && waited < t.Timeout+settleGrace
 }
 
 // carries reports whether data have come from other hosts or gone there since the last time that it was asked: a network may be slow.
@@ -196,7 +269,7 @@ func (s *settling) giveUp(g *Group, waited time.Duration, tells bool) {
 	if g.streamIsLate() {
 		s.gaveUp = fmt.Sprintf("that the stream of a device has not reached or not ended for %v", waited.Round(time.Second/10))
 	}
-	if tells {
+	if s.namesAll || tells && g.onDevices() {
 		s.unfinished = g.unfinishedHere(s.gaveUp, waited)
 	}
 	g.process.destroyTimedOut()
@@ -252,18 +325,11 @@ func (g *Group) unfinishedHere(what string, waited time.Duration) *coll.Failure 
 // oldest returns the first of the operations of a lane that are not complete. It waits a moment for a thread that carries one out.
 func oldest(run *runner.Group) (t runner.Incident, found bool) {
 	for until := time.Now().Add(2 * policy.Drain); run.Unfinished() > 0; time.Sleep(settlePause) {
-		if t, found = run.Oldest(); found || time.Now().After(until) {
+		if t, found, _ = run.Oldest(); found || time.Now().After(until) {
 			break
 		}
 	}
 	return t, found
-}
-
-func (g *Group) oldestOnDevices() (t runner.Incident, found bool) {
-	if d := g.device.Load(); d != nil {
-		return oldest(d.run)
-	}
-	return t, false
 }
 
 func (g *Group) onDevices() bool {

@@ -55,16 +55,21 @@ func TestDeathWhileOperationsOnDevicesAreLeft(t *testing.T) {
 		"destroy": (*Group).Destroy,
 		"in slices": func(g *Group) error {
 			for {
-				if again, f := g.Settle(10 * time.Millisecond); f != nil {
+				if again, f := g.Settle(10*time.Millisecond, WaitFull); f != nil {
 					return f
 				} else if !again {
 					return g.Destroy()
 				}
 			}
 		},
-		"behind a slice": func(g *Group) error {
-			_, _ = g.Settle(0)
-			return g.Destroy()
+		"briefly": func(g *Group) error {
+			for {
+				if again, f := g.Settle(10*time.Millisecond, WaitBrief); f != nil {
+					return f
+				} else if !again {
+					return g.Destroy()
+				}
+			}
 		},
 	} {
 		for _, on := range []string{"host", "device"} {
@@ -108,6 +113,7 @@ func TestDeathBehindTheLastOperation(t *testing.T) {
 		w.each(func(g *Group) error { return asError(sum(g, 10)) })
 		g := w.groups[0]
 		require.True(t, g.life.move(destroying))
+		require.Eventually(t, func() bool { return !g.unfinished() }, hangAfter, time.Millisecond) // a thread may still have the lock
 		g.peerDied(1)
 		require.Nil(t, g.FirstCause())
 		var work deviceWork
@@ -129,7 +135,7 @@ func TestDeathBehindTheLastOperation(t *testing.T) {
 
 // A peer that has left and ends is no death, however much is left: operations that need it say that it has left.
 func TestEndOfAPeerThatHasLeft(t *testing.T) {
-	impatient(t, 50*time.Millisecond)
+	impatient(t, hangAfter)
 	w := newWorld(t, 3)
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
 	g := w.groups[0]
@@ -140,10 +146,60 @@ func TestEndOfAPeerThatHasLeft(t *testing.T) {
 	over := make(chan error, 1)
 	go func() { over <- g.Destroy() }()
 	awaitWait(t, g)
+	require.Equal(t, destroying, g.life.now())
 	g.peerDied(2)
+	require.Nil(t, g.FirstCause())
+	again, f := g.Settle(0, WaitNone) // it ends the wait of the other goroutine
+	require.Nil(t, f)
+	require.False(t, again)
 	ended(t, over)
 	require.Nil(t, g.FirstCause())
 	require.NoError(t, expect(finish(recv), coll.Aborted, "was destroyed on rank 0"))
+}
+
+// A wait that is stopped gives up at once what is left, and blames nobody: peers that need this rank learn that it has left.
+func TestAWaitThatIsStopped(t *testing.T) {
+	impatient(t, hangAfter)
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	for _, slices := range []int{0, 1} {
+		w := newWorld(t, 2)
+		g := w.groups[0]
+		work, _ := lonelySum(t, g, devices[0], 0)
+		recv, f := w.groups[1].Issue(coll.Op{Kind: coll.Recv, Async: true, Type: coll.Uint8}, nil, one(make([]byte, 1)))
+		require.Nil(t, f)
+		defer recv.Release()
+		for range slices {
+			again, f := g.Settle(0, WaitFull)
+			require.Nil(t, f)
+			require.True(t, again)
+		}
+		again, f := g.Settle(0, WaitNone)
+		require.Nil(t, f)
+		require.False(t, again)
+		over := make(chan error, 1)
+		go func() { over <- g.Destroy() }()
+		ended(t, over)
+		require.Nil(t, g.FirstCause())
+		require.NoError(t, expect(work.finish(), coll.Aborted, "was destroyed on rank 0"))
+		require.NoError(t, expect(finish(recv), coll.PeerFailure, "rank 0 (", "has left the group"))
+		require.Equal(t, hangAfter, g.process.destroyLimit(), "the next group has all its time")
+	}
+}
+
+// A Destroy behind a Finish that has given up does not wait again.
+func TestDestroyBehindAFinishThatGaveUp(t *testing.T) {
+	impatient(t, 50*time.Millisecond)
+	w := newWorld(t, 2)
+	g := w.groups[0]
+	work, f := sumAsync(g, 10)
+	require.Nil(t, f)
+	defer work.Release()
+	require.NoError(t, expect(g.Finish(), coll.Timeout, "rank 0 timed out after ", " at the end of the group"))
+	destroyTimeout = hangAfter
+	require.True(t, g.settling.isOver(g, WaitFull, false))
+	require.NoError(t, g.Destroy())
+	require.NoError(t, expect(finish(work), coll.Aborted, "was destroyed on rank 0"))
 }
 
 // An operation on a device ends with its own timeout, which names what it has waited for, also where that is longer than the group's.
@@ -187,10 +243,13 @@ func TestBriefEnd(t *testing.T) {
 		tells bool
 	}{
 		"end of the process": {func(g *Group) error { return g.destroy(false) }, false},
-		"behind a slice": {func(g *Group) error {
-			again, f := g.Settle(0)
-			require.Nil(t, f)
-			require.True(t, again)
+		"in brief slices": {func(g *Group) error {
+			for again := true; again; {
+				var f *coll.Failure
+				if again, f = g.Settle(time.Millisecond, WaitBrief); f != nil {
+					return f
+				}
+			}
 			return g.Destroy()
 		}, true},
 	} {
@@ -210,7 +269,7 @@ func TestBriefEnd(t *testing.T) {
 			f := g.FirstCause()
 			require.NoError(t, expect(f, coll.Timeout, "rank 0 timed out after ", " at the end of the group, with a timeout of 1m0s, in all_reduce #1 ", "; not arrived: rank 1 (host "))
 			require.Equal(t, [3]any{1, "all_reduce", uint64(1)}, [3]any{f.Rank, f.Op, f.Sequence})
-			_, f = g.Settle(time.Second)
+			_, f = g.Settle(time.Second, WaitFull)
 			require.NoError(t, expect(f, coll.Invalid, "the group was destroyed"))
 		})
 	}
@@ -225,8 +284,10 @@ func TestGivenUpP2PIsNamed(t *testing.T) {
 	g := w.groups[0]
 	work, _, f := recvOn(g, devices[0], 1, 0, 100)
 	require.Nil(t, f)
-	_, f = g.Settle(0)
-	require.Nil(t, f)
+	for again := true; again; {
+		again, f = g.Settle(time.Millisecond, WaitBrief)
+		require.Nil(t, f)
+	}
 	require.NoError(t, g.Destroy())
 	require.NotNil(t, work.finish())
 	f = g.FirstCause()
@@ -245,7 +306,7 @@ func TestSettleAgainstTheEndOfTheProcess(t *testing.T) {
 	over := make(chan error, 1)
 	go func() {
 		for {
-			if again, _ := g.Settle(10 * time.Millisecond); !again {
+			if again, _ := g.Settle(10*time.Millisecond, WaitFull); !again {
 				over <- nil
 				return
 			}

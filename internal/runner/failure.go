@@ -53,13 +53,13 @@ type Incident struct {
 }
 
 // Oldest returns the first of the operations that are not complete, as one that has timed out: collectives come before p2p operations. It
-// finds none while a thread carries out a collective.
-func (g *Group) Oldest() (t Incident, found bool) {
+// finds none while a thread drives the collectives, and reports that.
+func (g *Group) Oldest() (t Incident, found, driven bool) {
 	var c C.scr_incident
-	if !bool(C.scr_group_oldest(g.c, &c)) {
-		return t, false
+	if answer := C.scr_group_oldest(g.c, &c); answer <= 0 {
+		return t, false, answer < 0
 	}
-	return goIncident(&c), true
+	return goIncident(&c), true, false
 }
 
 func goIncident(t *C.scr_incident) Incident {

@@ -202,12 +202,15 @@ void scr_drain(scr_group *g) {
 /* ---- questions ---- */
 
 /* External runs that have started come before those in the queue. */
-static bool oldest_collective(scr_group *g, scr_incident *out) {
-  if (!scr_drive_lock(g)) return false;
+static int oldest_collective(scr_group *g, scr_incident *out) {
+  if (!scr_drive_lock(g)) return -1;
   scr_run *r = g->coll.external_head ? scr_external_block(g, g->coll.external_head) : queue_first(g);
   if (r) scr_describe_incident(r, SCR_INCIDENT_TIMEOUT, out);
   scr_drive_unlock(g);
   return r != NULL;
 }
 
-bool scr_group_oldest(scr_group *g, scr_incident *out) { return oldest_collective(g, out) || scr_p2p_oldest(g, out); }
+int scr_group_oldest(scr_group *g, scr_incident *out) {
+  int found = oldest_collective(g, out);
+  return found != 0 ? found : scr_p2p_oldest(g, out);
+}

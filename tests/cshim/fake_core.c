@@ -141,14 +141,19 @@ static int32_t group_destroy(sagecomm_group g, sagecomm_error *err) {
   return SAGECOMM_OK;
 }
 
-/* A wait of one slice that ends at once. */
-static int32_t group_settle(sagecomm_group g, int64_t slice_ns, sagecomm_error *err) {
+/* A wait of one slice that ends at once. The wait is over when it is given up or the group is aborted. */
+static int32_t group_settle(sagecomm_group g, int64_t slice_ns, int32_t how, sagecomm_error *err) {
+  (void)slice_ns;
   if (fake.forked) return fake_fail(SAGECOMM_FORKED, err);
   if (fake_stale(g)) return fake_fail(SAGECOMM_INVALID, err);
   pthread_mutex_lock(&fake.lock);
-  fake.slices++;
-  fake.patient = fake.patient || slice_ns > 0;
-  int pending = fake.slices <= fake.unsettled;
+  if (how == SAGECOMM_SETTLE_NOW) {
+    fake.stopped++;
+  } else {
+    fake.slices++;
+  }
+  fake.patient = fake.patient || how == SAGECOMM_SETTLE_FULL;
+  int pending = how != SAGECOMM_SETTLE_NOW && fake.slices <= fake.unsettled;
   pthread_cond_broadcast(&fake.changed);
   pthread_mutex_unlock(&fake.lock);
   return pending ? SAGECOMM_PENDING : SAGECOMM_OK;
@@ -162,6 +167,7 @@ static int32_t group_abort(sagecomm_group g, const char *reason, sagecomm_error 
   fake_call_failed(SAGECOMM_ABORTED);
   pthread_mutex_lock(&fake.lock);
   fake.aborted = 1;
+  fake.unsettled = 0;
   fake.group_status = SAGECOMM_ABORTED;
   for (int i = 0; i < MAX_WORKS; i++)
     if (fake.works[i].used && !fake.works[i].complete) fake_complete(&fake.works[i], SAGECOMM_ABORTED);

@@ -9,7 +9,7 @@ void fake_reset(void) {
   pthread_mutex_lock(&fake.lock);
   fake.script = fake.script_arg = fake.hold_done = fake.aborted = fake.held = 0;
   fake.others = 0;
-  fake.slices = fake.unsettled = fake.patient = 0;
+  fake.slices = fake.unsettled = fake.patient = fake.stopped = 0;
   fake.group_status = fake.last_status = SAGECOMM_OK;
   fake.fault.status = 0;
   fake.wanted_key[0] = 0;
@@ -30,7 +30,7 @@ void fake_want_key(const char *key) { snprintf(fake.wanted_key, sizeof fake.want
 void fake_group_status(int status) { fake.group_status = status; }
 /* Operations are complete behind so many slices of the wait at the end of a group. */
 void fake_settle_after(int slices) {
-  fake.slices = fake.patient = 0;
+  fake.slices = fake.patient = fake.stopped = 0;
   fake.unsettled = slices;
 }
 /* From now on groups that are destroyed turn out to have failed with that status. */
@@ -127,6 +127,7 @@ int fake_live_works(void) { return fake.live_works; }
 int fake_groups(void) { return fake.groups; }
 int fake_slices(void) { return fake.slices; }
 int fake_patient(void) { return fake.patient; }
+int fake_stopped(void) { return fake.stopped; }
 int fake_shutdowns(void) { return fake.shutdowns; }
 int fake_calls(void) { return fake.calls; }
 int64_t fake_timeout_set(void) { return fake.timeout_ns; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import weakref
 from contextlib import contextmanager
@@ -101,6 +102,7 @@ def ctrl_c_ends_the_wait_at_the_end_of_a_group() -> None:
         end = (lambda made=made: dist.destroy_process_group(made)) if whole else made._get_backend(CPU).shutdown
         with interrupt_when(lambda: fake.fake_await_slices(2)):
             raises(KeyboardInterrupt, end)
+        assert fake.fake_stopped() == 1, "the core gives up what is left"
         assert fake.fake_groups() == groups, "the core's group is destroyed all the same"
         assert (made in c10d._world.pg_map) != whole
         if not whole:
@@ -108,12 +110,70 @@ def ctrl_c_ends_the_wait_at_the_end_of_a_group() -> None:
             dist.destroy_process_group(made)
 
 
+class SignalAtTheSecondCall:
+    """In place of c10d.GroupMember: a signal comes when destroy_process_group() looks at it for the second time."""
+
+    looks = 0
+
+    def __getattr__(self, name: str) -> object:
+        if name == "NON_GROUP_MEMBER":
+            SignalAtTheSecondCall.looks += 1
+            if self.looks == 2:
+                signal.raise_signal(signal.SIGINT)
+        return getattr(dist.GroupMember, name)
+
+
+@scenario
+def another_signal_in_the_end_of_a_group() -> None:
+    """It comes before torch has forgotten the group: torch forgets it all the same, and the first one is raised."""
+    names = iter(["first", "second"])
+
+    def handle(*_: object) -> None:
+        raise KeyboardInterrupt(next(names))
+
+    made = dist.new_group([0, 1], backend="fake_core")
+    fake.fake_settle_after(FOR_EVER)
+    with interrupt_when(lambda: fake.fake_await_slices(2)):
+        signal.signal(signal.SIGINT, handle)
+        c10d.GroupMember = SignalAtTheSecondCall()
+        try:
+            raises(KeyboardInterrupt, lambda: dist.destroy_process_group(made), "first")
+        finally:
+            c10d.GroupMember = dist.GroupMember
+    assert next(names, None) is None
+    assert made not in c10d._world.pg_map
+
+
+@scenario
+def abort_ends_the_wait_at_the_end_of_a_group() -> None:
+    with subgroup() as made:
+        direct = made._get_backend(CPU)
+        fake.fake_settle_after(FOR_EVER)
+        thread = threading.Thread(target=lambda: (fake.fake_await_slices(2), direct.abort()))
+        thread.start()
+        direct.shutdown()
+        thread.join(60)
+        assert not fake.fake_stopped()
+
+
+@scenario
+def signals_in_a_brief_end_of_a_group() -> None:
+    made = _C.create_backend(backend_options(dist.HashStore()), {})
+    fake.fake_settle_after(FOR_EVER)
+    try:
+        raise LookupError
+    except LookupError:
+        with interrupt_when(lambda: fake.fake_await_slices(2)):
+            raises(KeyboardInterrupt, made.shutdown)
+    assert (fake.fake_patient(), fake.fake_stopped()) == (0, 1)
+
+
 @scenario
 def brief_ends_of_a_group() -> None:
-    """Where an exception is being handled, and in a destructor, one look has to do."""
+    """Where an exception is being handled, and in a destructor."""
     for how in ("except", "finally", "with", "destructor"):
         made = _C.create_backend(backend_options(dist.HashStore()), {})
-        fake.fake_settle_after(FOR_EVER)
+        fake.fake_settle_after(2)
         try:
             if how == "with":
                 with Closing(made):
@@ -131,7 +191,7 @@ def brief_ends_of_a_group() -> None:
             pass
         del made
         gc.collect()
-        assert (fake.fake_slices(), fake.fake_patient()) == (1, 0), how
+        assert (fake.fake_slices(), fake.fake_patient()) == (3, 0), how
 
 
 class Closing:

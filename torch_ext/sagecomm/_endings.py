@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable
 from types import FrameType, FunctionType
 
 from torch.distributed import distributed_c10d as c10d
@@ -21,19 +21,39 @@ _nested = _Nested()
 
 def may_wait() -> bool:
     """Returns whether shutdown() may wait for operations on devices as long as they may take. It may not where an
-    exception is being handled, or waits for this call to be raised, and in exit handlers of the process, which run when
-    the main thread has ended.
-    """
-    return not _nested.is_under_way and sys.exc_info()[0] is None and threading.main_thread().is_alive()
-
-
-def may_raise() -> bool:
-    """Returns whether shutdown() of the group, which has ended, may raise. If an exception is being handled it may not:
-    the program goes wrong already, and its own exception must not be replaced.
+    exception is being handled, or is raised when this call returns, and in exit handlers of the process, which the main
+    thread runs when it counts as ended. Other threads may outlive it.
     """
     if _nested.is_under_way or sys.exc_info()[0] is not None:
         return False
-    return forget()
+    main = threading.main_thread()
+    return main.is_alive() or main.ident != threading.get_ident()
+
+
+def may_raise(forgets: bool) -> bool:
+    """Returns whether the failure of a group that has ended may be raised. If an exception is being handled it may not:
+    the program goes wrong already, and its own exception must not be replaced. With `forgets`, torch forgets the groups
+    before.
+    """
+    if _nested.is_under_way or sys.exc_info()[0] is not None:
+        return False
+    return forget() if forgets else True
+
+
+def _call_once_more(destroy: Callable[[object], None], group: object) -> None:
+    # Where a signal handler raises in it, the call is repeated before that is raised. Groups that are shut down return at
+    # once then. Anything else comes behind the failure that is about to be raised.
+    raised: BaseException | None = None
+    for _ in range(100):
+        try:
+            destroy(group)
+            break
+        except Exception:
+            break
+        except BaseException as e:
+            raised = raised or e
+    if raised is not None:
+        raise raised
 
 
 def forget() -> bool:
@@ -49,8 +69,7 @@ def forget() -> bool:
         if code.co_name == "destroy_process_group" and frame.f_globals is vars(c10d):
             _nested.is_under_way = True
             try:
-                with suppress(Exception):  # the failure that may be raised comes before it
-                    FunctionType(code, frame.f_globals)(frame.f_locals["group"])
+                _call_once_more(FunctionType(code, frame.f_globals), frame.f_locals["group"])
             finally:
                 _nested.is_under_way = False
             break
