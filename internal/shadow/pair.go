@@ -171,10 +171,10 @@ func (p *Pair) make() {
 		l.shadow.Fifo(c.Rank).Store(uint64(at))
 	}
 	p.lanes = lanes
-	p.made.Store(true)
 	if p.Made != nil {
 		p.Made()
 	}
+	p.made.Store(true) // who reads that stores into the shadow: the lanes visit the rank before
 }
 
 // Open makes the pair if it is not made yet. It reports whether it is: not if this rank has left, or the pair was removed.

@@ -95,6 +95,19 @@ func TestMemoryOfPairs(t *testing.T) {
 	require.LessOrEqual(t, all(), words+int(runner.Short.Message)/page+3)
 }
 
+// Lanes visit the rank before anybody may store into the shadow: Open does not return before Made has.
+func TestMadeBeforeOpenReturns(t *testing.T) {
+	_, b := strangers(t)
+	calls := 0
+	b.pair.Made = func() {
+		calls++
+		require.False(t, b.pair.made.Load(), "others may store into the shadow before Made has returned")
+	}
+	require.True(t, b.pair.Open())
+	require.True(t, b.pair.Open())
+	require.Equal(t, 1, calls)
+}
+
 // A message may come before OPEN, and makes the pair. What the rank sends then, and its goodbye, count as those of any pair.
 func TestAMessageBeforeOpen(t *testing.T) {
 	a, b := strangers(t)
