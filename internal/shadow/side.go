@@ -56,7 +56,7 @@ func (x *side) open(p *Pair) bool {
 	switch {
 	case p.made.Load():
 		return true
-	case x.leaving || x.done.Load() || !slices.Contains(x.pairs, p):
+	case x.leaving || x.done.Load() || p.hasEnded() || !slices.Contains(x.pairs, p):
 		return false
 	}
 	p.make()
@@ -65,6 +65,14 @@ func (x *side) open(p *Pair) bool {
 	x.pump.mu.Unlock()
 	x.pump.bell.ring() // OPEN is to be sent
 	return true
+}
+
+// hasEnded reports whether nothing comes or goes for the pair. One that is not made may have ended: the remote rank has given up. Its OPEN would
+// never be sent, so LEFT would never be.
+func (p *Pair) hasEnded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.over
 }
 
 // look takes note that this rank has left. Behind it no pair is made.

@@ -211,6 +211,24 @@ func TestGiveUpWithoutAPair(t *testing.T) {
 	}
 }
 
+// A pair is not made behind the goodbye of a remote rank that has given up. So this rank can leave, and its memory is given back.
+func TestNoPairBehindGivingUp(t *testing.T) {
+	a, b := strangers(t)
+	a.pair.side.left.Store(gaveUp)
+	a.pair.Wake()
+	require.Eventually(t, func() bool { return b.remoteLeft() == gaveUp }, soon, time.Millisecond)
+	require.False(t, b.pair.Open())
+	b.leave()
+	b.pair.Detach()
+	require.Eventually(t, b.pair.HasLeft, soon, time.Millisecond)
+	require.Eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.pairs) == 0 && len(b.sides) == 0
+	}, soon, time.Millisecond)
+	require.NoError(t, b.pair.Link.Err())
+}
+
 // A pair that was removed before it was made is forgotten, and so is what comes for it.
 func TestRemoveWithoutAPair(t *testing.T) {
 	a, b := strangers(t)
