@@ -31,7 +31,7 @@ func lonely(t testing.TB, c Config, of bell) *Pair {
 	c.Memory = newMemory(t)
 	x := &side{set: NewSet(), pump: &pump{bell: of}, link: c.Link, group: c.Group, rank: c.Rank}
 	p := newPair(c, x)
-	x.left = p.ownWords(int(runner.HostLane)).Left()
+	x.find(&c)
 	x.pairs = []*Pair{p}
 	require.True(t, p.Open())
 	return p
@@ -229,6 +229,27 @@ func TestNoPairBehindGivingUp(t *testing.T) {
 	require.NoError(t, b.pair.Link.Err())
 }
 
+// Who finds that a rank without a pair has left knows its last call of the device lane by then, also where this rank makes its end later.
+func TestTheLastStateComesWithLeft(t *testing.T) {
+	for _, made := range []bool{false, true} {
+		a, b := strangers(t)
+		told := b.stated()
+		require.True(t, runner.PutState(a.pair.side.own, stateOf())) // as if a's runner had
+		if made {
+			a.hold(0) // OPEN does not come before a has left
+			require.True(t, b.pair.Open())
+		}
+		a.leave()
+		require.Eventually(t, func() bool { return b.remoteLeft() == 9 }, soon, time.Millisecond)
+		require.EqualValues(t, 1, told.Load())
+		require.Equal(t, made, b.pair.made.Load())
+		device := b.pair.shadowWords(int(runner.DeviceLane))
+		require.EqualValues(t, 959, device.LastCall())
+		a.goOn()
+		require.NoError(t, b.pair.Link.Err())
+	}
+}
+
 // A pair that was removed before it was made is forgotten, and so is what comes for it.
 func TestRemoveWithoutAPair(t *testing.T) {
 	a, b := strangers(t)
@@ -271,6 +292,30 @@ func TestForgedOpenings(t *testing.T) {
 				_ = a.pair.Link.Send(0, &h) // the link may have ended
 			}
 			require.ErrorIs(t, b.loss(t), errNoFrame)
+		})
+	}
+}
+
+// So does a state with LEFT that no rank sends.
+func TestForgedStatesOfLeft(t *testing.T) {
+	wrong := stateOf()
+	binary.LittleEndian.PutUint64(wrong[8*4:], 1<<40)
+	for name, c := range map[string]struct {
+		number uint64
+		state  []byte
+		reason string
+	}{
+		"short":                 {3, stateOf()[8:], "5176 bytes, a state has 5184"},
+		"of no rank":            {3, wrong, "no rank has such a state"},
+		"of a rank that is not": {gaveUp, stateOf(), "number 18446744073709551615 with 5184 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := strangers(t)
+			h := tcp.Header{Kind: tcp.Left, Group: 5, To: 1, Number: c.number}
+			require.NoError(t, a.pair.Link.Send(0, &h, c.state))
+			require.ErrorIs(t, b.loss(t), errNoFrame)
+			require.ErrorContains(t, b.pair.Link.Err(), c.reason)
+			require.Zero(t, b.remoteLeft())
 		})
 	}
 }
