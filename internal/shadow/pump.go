@@ -88,10 +88,9 @@ func (s *Set) Add(c Config) (*Pair, error) {
 		go m.run(s, c.Link)
 	}
 	x := s.sideOf(&c, m)
+	defer x.mu.Unlock()
 	p := newPair(c, x)
 	s.pairs[c.key()] = p
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	x.pairs = append(x.pairs, p)
 	return p, nil
 }

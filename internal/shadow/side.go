@@ -30,17 +30,23 @@ type side struct {
 	told    bool // LEFT is being sent, or was; for the pump alone
 }
 
-// sideOf returns the side of a pair that is to be added.
+// sideOf returns the side of a pair that is to be added, with its lock. A side that is done stays until the pump has dropped it: no pair is added to
+// that.
 // Requires: the lock of the set.
 func (s *Set) sideOf(c *Config, m *pump) *side {
 	g := group{c.Link, c.Group}
 	for _, x := range s.sides[g] {
-		if x.rank == c.Rank {
+		if x.rank != c.Rank {
+			continue
+		}
+		if x.mu.Lock(); !x.done.Load() {
 			return x
 		}
+		x.mu.Unlock()
 	}
 	x := &side{set: s, pump: m, link: c.Link, group: c.Group, rank: c.Rank}
 	x.find(c)
+	x.mu.Lock()
 	s.sides[g] = append(s.sides[g], x)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -200,7 +206,7 @@ func (s *Set) takeLeft(l *tcp.Link, h *tcp.Header) error {
 		state, m.state = m.state, nil
 	}
 	for _, x := range s.sides[group{l, h.Group}] {
-		if p := s.pairs[key{l, h.Group, h.From, uint32(x.rank)}]; p != nil {
+		if p := s.pairs[key{l, h.Group, h.From, uint32(x.rank)}]; p != nil && p.side == x {
 			pairs = append(pairs, p)
 		}
 	}

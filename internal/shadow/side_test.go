@@ -266,8 +266,22 @@ func TestRemoveWithoutAPair(t *testing.T) {
 	}
 	require.False(t, b.pair.made.Load())
 	require.Zero(t, b.remoteLeft())
+	for range 100 { // the pump may still have the side of the one before
+		c := b.pair.Config
+		own, free := newOwn(t, 1)
+		c.Own = own
+		again, err := b.Add(c)
+		require.NoError(t, err)
+		require.False(t, again.HasLeft())
+		require.True(t, again.side.left == again.ownWords(int(runner.HostLane)).Left(), "the words of a rank that was removed")
+		b.Remove(again)
+		again.Free()
+		free()
+	}
 	again, err := b.Add(b.pair.Config)
 	require.NoError(t, err)
+	require.True(t, again.Open())
+	require.NoError(t, b.pair.Link.Err())
 	b.Remove(again)
 	again.Free()
 }
