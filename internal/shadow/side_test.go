@@ -2,9 +2,11 @@ package shadow
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -106,6 +108,27 @@ func TestMadeBeforeOpenReturns(t *testing.T) {
 	require.True(t, b.pair.Open())
 	require.True(t, b.pair.Open())
 	require.Equal(t, 1, calls)
+}
+
+// No huge page comes for shadows, also where the system has them everywhere.
+func TestMemoryHasNoHugePages(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skip("this kernel has no huge pages")
+	}
+	m := newMemory(t)
+	maps, err := os.ReadFile("/proc/self/smaps")
+	require.NoError(t, err)
+	at, within, flags := uintptr(m.at(0)), false, ""
+	for line := range strings.Lines(string(maps)) {
+		var low, high uintptr
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &low, &high); n == 2 {
+			within = low <= at && at < high
+		}
+		if within && strings.HasPrefix(line, "VmFlags:") {
+			flags = line
+		}
+	}
+	require.Contains(t, strings.Fields(flags), "nh")
 }
 
 // A message may come before OPEN, and makes the pair. What the rank sends then, and its goodbye, count as those of any pair.
