@@ -23,6 +23,50 @@ func TestDestroyWaitsForLateStreamsOverHosts(t *testing.T) {
 	destroyWithLateStreams(t, 500*time.Millisecond, func() *world { return newHostsWorld(t, "01") })
 }
 
+// So it does where a peer that has left has no pair with that rank: its last call comes with its goodbye.
+func TestDestroyWaitsForLateStreamsWithoutAPair(t *testing.T) {
+	const hosts, late = "01234567", 3
+	limit := 500 * time.Millisecond
+	setCompareEvery(t, time.Hour)
+	patient(t, opTimeout)
+	impatient(t, limit)
+	useNewPool(t)
+	devices := fakeDevices(t, len(hosts), 1, true)
+	newHostsWorld(t, hosts).each(func(g *Group) error {
+		d := devices[g.rank]
+		d.hold(g.rank == late)
+		b := d.buffer(4000)
+		work, f := issueOn(g, d, coll.Op{Kind: coll.Broadcast, Type: coll.Float32}, one(b), one(b))
+		if f != nil {
+			return f
+		}
+		if g.rank != late {
+			if f := work.finish(); f != nil {
+				return f
+			}
+			return g.destroy(g.timeout())
+		}
+		for until := time.Now().Add(opTimeout); ; time.Sleep(time.Millisecond) {
+			if _, left := g.run.LastCall(0); left {
+				break
+			}
+			if time.Now().After(until) {
+				return fmt.Errorf("rank 0 does not leave")
+			}
+		}
+		timer := time.AfterFunc(4*limit, func() { d.hold(false) })
+		defer timer.Stop()
+		if err := g.destroy(g.timeout()); err != nil {
+			return err
+		}
+		d.hold(false)
+		if f := work.finish(); f != nil {
+			return f
+		}
+		return nil
+	})
+}
+
 // limit is how long Destroy waits for peers. A busy machine may move nothing for a while.
 func destroyWithLateStreams(t *testing.T, limit time.Duration, newWorld func() *world) {
 	impatient(t, limit)

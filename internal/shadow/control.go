@@ -142,18 +142,29 @@ func (p *Pair) storeControl(h *tcp.Header) (rings bool, err error) {
 		} else { // the one before a goodbye, which answers no question
 			p.unasked = true
 		}
-		if !runner.PutState(p.words(func(l *lane) runner.Words { return l.shadow }), payload) {
-			return false, p.wrong(h, "no rank has such a state")
-		}
-		if p.Stated != nil {
-			p.Stated()
-		}
+		return false, p.putState(h, payload)
 	default:
 		if err := p.Control(h, payload); err != nil {
 			return false, p.wrong(h, "%v", err)
 		}
 	}
 	return false, nil
+}
+
+// putState stores a state in the shadow, which need not be made: the words lie where they will then.
+// Requires: the lock.
+func (p *Pair) putState(h *tcp.Header, state []byte) error {
+	var words [runner.Lanes]runner.Words
+	for n := range words {
+		words[n] = p.shadowWords(n)
+	}
+	if !runner.PutState(words, state) {
+		return p.wrong(h, "no rank has such a state")
+	}
+	if p.Stated != nil {
+		p.Stated()
+	}
+	return nil
 }
 
 // service is who takes frames of the verdict of a group that come over a link.

@@ -164,7 +164,9 @@ func FuzzFrames(f *testing.F) {
 				p.asking = askSent
 			}
 			if h.Kind == tcp.Left {
-				if _, err := p.storeLeft(&h); err != nil {
+				state := stateOf()
+				state[h.Bytes%uint32(len(state))] ^= byte(h.Bytes >> 16)
+				if _, err := p.storeLeft(&h, state[:len(state)*int(h.Bytes%2)]); err != nil {
 					return
 				}
 				continue
@@ -242,6 +244,7 @@ func FuzzGroups(f *testing.F) {
 		}()
 		set.pairs[p.key()] = p
 		set.sides[group{link, 5}] = []*side{p.side}
+		set.pumps[link] = p.side.pump
 		var told []byte
 		stop, err := set.Serve(link, 5, func(h *tcp.Header, payload []byte) error {
 			require.Len(t, payload, int(h.Bytes))
@@ -253,6 +256,9 @@ func FuzzGroups(f *testing.F) {
 		for ; len(input) >= 6; input = input[6:] {
 			h := tcp.Header{Kind: tcp.Kind(input[0] % 23), Group: uint64(4 + input[1]%3), From: uint32(input[2] % 3), To: uint32(input[3] % 3), Number: uint64(input[4] % 8)}
 			on := int(input[5] % 3)
+			if h.Kind == tcp.Left && input[4] >= 8 {
+				h.Bytes = runner.StateBytes
+			}
 			if h.Kind == tcp.Message || isVerdict(h.Kind) && h.Kind != tcp.Lost {
 				h.Bytes = 16 * uint32(input[4])
 			}

@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -57,6 +58,11 @@ func mapPrivate(bytes int64) ([]byte, error) {
 	if err := unix.Madvise(memory, unix.MADV_DONTFORK); err != nil {
 		_ = unix.Munmap(memory)
 		return nil, fmt.Errorf("cannot keep %d bytes from forked children: %w", bytes, err)
+	}
+	// A huge page would hold channels through which nothing comes. A kernel without huge pages has none to keep away.
+	if err := unix.Madvise(memory, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
+		_ = unix.Munmap(memory)
+		return nil, fmt.Errorf("cannot keep huge pages out of %d bytes: %w", bytes, err)
 	}
 	return memory, nil
 }

@@ -171,13 +171,14 @@ func (p *Pair) make() {
 		l.shadow.Fifo(c.Rank).Store(uint64(at))
 	}
 	p.lanes = lanes
-	p.made.Store(true)
 	if p.Made != nil {
 		p.Made()
 	}
+	p.made.Store(true) // who reads that stores into the shadow: the lanes visit the rank before
 }
 
-// Open makes the pair if it is not made yet. It reports whether it is: not if this rank has left, or the pair was removed.
+// Open makes the pair if it is not made yet. It reports whether it is: not if this rank has left, the remote rank has given up, or the
+// pair was removed.
 func (p *Pair) Open() bool { return p.side.open(p) }
 
 // Free unmaps the shadow, at the latest when what is being read into it has come or its link has ended.

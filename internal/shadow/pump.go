@@ -46,6 +46,7 @@ func NewSet() *Set {
 // pump sends what the ranks of this process publish for those at the other end of a link. It is a goroutine, and no thread waits for its bell.
 type pump struct {
 	bell   bell
+	state  []byte // of LEFT, which is being read; the lock of the set guards it
 	mu     sync.Mutex
 	sides  []*side
 	pairs  []*Pair // that are made
@@ -87,10 +88,9 @@ func (s *Set) Add(c Config) (*Pair, error) {
 		go m.run(s, c.Link)
 	}
 	x := s.sideOf(&c, m)
+	defer x.mu.Unlock()
 	p := newPair(c, x)
 	s.pairs[c.key()] = p
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	x.pairs = append(x.pairs, p)
 	return p, nil
 }
@@ -253,7 +253,7 @@ func (s *Set) Place(from *tcp.Link, on int, h *tcp.Header) ([][]byte, error) {
 		return s.placeVerdict(from, h)
 	}
 	if h.Kind == tcp.Left {
-		return nil, s.acceptLeft(from, h)
+		return s.acceptLeft(from, h)
 	}
 	p := s.find(from, h)
 	if p == nil || !p.Open() {

@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,9 +19,10 @@ type side struct {
 	link     *tcp.Link
 	group    uint64
 	rank     int
-	left     *atomic.Uint64 // of this rank, in its shared block; nobody reads it once done is set
-	detached atomic.Bool    // this rank touches nothing of the group any more
-	done     atomic.Bool    // LEFT was sent, or nothing is sent any more; changed under mu
+	own      [runner.Lanes]runner.Words // of this rank; nobody reads them once done is set
+	left     *atomic.Uint64             // in those
+	detached atomic.Bool                // this rank touches nothing of the group any more
+	done     atomic.Bool                // LEFT was sent, or nothing is sent any more; changed under mu
 
 	mu      sync.Mutex // before that of a pair
 	pairs   []*Pair
@@ -28,22 +30,36 @@ type side struct {
 	told    bool // LEFT is being sent, or was; for the pump alone
 }
 
-// sideOf returns the side of a pair that is to be added.
+// sideOf returns the side of a pair that is to be added, with its lock. A side that is done stays until the pump has dropped it: no pair is added to
+// that.
 // Requires: the lock of the set.
 func (s *Set) sideOf(c *Config, m *pump) *side {
 	g := group{c.Link, c.Group}
 	for _, x := range s.sides[g] {
-		if x.rank == c.Rank {
+		if x.rank != c.Rank {
+			continue
+		}
+		if x.mu.Lock(); !x.done.Load() {
 			return x
 		}
+		x.mu.Unlock()
 	}
 	x := &side{set: s, pump: m, link: c.Link, group: c.Group, rank: c.Rank}
-	x.left = runner.WordsOf(unsafe.Add(c.Own.Arena, c.Own.Shared[runner.HostLane]), c.Size).Left()
+	x.find(c)
+	x.mu.Lock()
 	s.sides[g] = append(s.sides[g], x)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sides = append(m.sides, x)
 	return x
+}
+
+// find finds the words of the rank.
+func (x *side) find(c *Config) {
+	for n, at := range c.Own.Shared {
+		x.own[n] = runner.WordsOf(unsafe.Add(c.Own.Arena, at), c.Size)
+	}
+	x.left = x.own[runner.HostLane].Left()
 }
 
 // open makes a pair unless it is made. It reports whether it is.
@@ -56,7 +72,7 @@ func (x *side) open(p *Pair) bool {
 	switch {
 	case p.made.Load():
 		return true
-	case x.leaving || x.done.Load() || !slices.Contains(x.pairs, p):
+	case x.leaving || x.done.Load() || p.hasEnded() || !slices.Contains(x.pairs, p):
 		return false
 	}
 	p.make()
@@ -65,6 +81,14 @@ func (x *side) open(p *Pair) bool {
 	x.pump.mu.Unlock()
 	x.pump.bell.ring() // OPEN is to be sent
 	return true
+}
+
+// hasEnded reports whether nothing comes or goes for the pair. One that is not made may have ended: the remote rank has given up. Its OPEN would
+// never be sent, so LEFT would never be.
+func (p *Pair) hasEnded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.over
 }
 
 // look takes note that this rank has left. Behind it no pair is made.
@@ -88,8 +112,12 @@ func (x *side) sayLeft() (moved bool, err error) {
 		return true, nil
 	}
 	h := tcp.Header{Kind: tcp.Left, Group: x.group, From: uint32(x.rank), To: uint32(x.pairs[0].To), Number: x.left.Load()}
+	var state []byte
+	if h.Number != gaveUp && x.own[runner.DeviceLane].LastCall() > 0 { // ranks without a pair need its last call, as those with one do
+		state = runner.CopyState(x.own)
+	}
 	x.mu.Unlock()
-	if err := x.link.Send(0, &h); err != nil {
+	if err := x.link.Send(0, &h, state); err != nil {
 		return true, err
 	}
 	x.finish()
@@ -151,28 +179,40 @@ func (p *Pair) Detach() {
 // rank is in use, whatever has come of its pairs.
 func (p *Pair) HasLeft() bool { return p.side.done.Load() }
 
-// acceptLeft drops LEFT of a group that is not known on the link.
-func (s *Set) acceptLeft(l *tcp.Link, h *tcp.Header) error {
+// acceptLeft returns where the state goes that LEFT has. It drops LEFT of a group that is not known on the link.
+func (s *Set) acceptLeft(l *tcp.Link, h *tcp.Header) ([][]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.sides[group{l, h.Group}]) == 0 {
-		return tcp.ErrDrop
+	m := s.pumps[l]
+	switch {
+	case len(s.sides[group{l, h.Group}]) == 0 || m == nil:
+		return nil, tcp.ErrDrop
+	case h.Bytes == 0:
+		m.state = nil
+		return nil, nil
+	case h.Bytes != runner.StateBytes || h.Number == gaveUp:
+		return nil, fmt.Errorf("%w: %v from rank %d: number %d with %d bytes, a state has %d", errNoFrame, h.Kind, h.From, h.Number, h.Bytes, runner.StateBytes)
 	}
-	return nil
+	m.state = make([]byte, h.Bytes)
+	return [][]byte{m.state}, nil
 }
 
 // takeLeft takes LEFT: of the pairs without OPEN nothing is to come.
 func (s *Set) takeLeft(l *tcp.Link, h *tcp.Header) error {
 	s.mu.Lock()
 	var pairs []*Pair
+	var state []byte
+	if m := s.pumps[l]; m != nil {
+		state, m.state = m.state, nil
+	}
 	for _, x := range s.sides[group{l, h.Group}] {
-		if p := s.pairs[key{l, h.Group, h.From, uint32(x.rank)}]; p != nil {
+		if p := s.pairs[key{l, h.Group, h.From, uint32(x.rank)}]; p != nil && p.side == x {
 			pairs = append(pairs, p)
 		}
 	}
 	s.mu.Unlock()
 	for _, p := range pairs {
-		rings, err := p.storeLeft(h)
+		rings, err := p.storeLeft(h, state)
 		if err != nil {
 			return err
 		}
@@ -183,8 +223,8 @@ func (s *Set) takeLeft(l *tcp.Link, h *tcp.Header) error {
 	return nil
 }
 
-// storeLeft stores what LEFT says of a pair. rings: the pump has to do something about it.
-func (p *Pair) storeLeft(h *tcp.Header) (rings bool, err error) {
+// storeLeft stores what LEFT says of a pair, the state first. rings: the pump has to do something about it.
+func (p *Pair) storeLeft(h *tcp.Header, state []byte) (rings bool, err error) {
 	p.side.mu.Lock() // the pair is not made meanwhile
 	defer p.side.mu.Unlock()
 	p.mu.Lock()
@@ -201,6 +241,11 @@ func (p *Pair) storeLeft(h *tcp.Header) (rings bool, err error) {
 	}
 	if p.heard {
 		return false, p.wrong(h, "it comes without OPEN, behind other frames")
+	}
+	if len(state) > 0 {
+		if err := p.putState(h, state); err != nil {
+			return false, err
+		}
 	}
 	p.byes, p.closes, p.bye = p.everyConnection(), p.everyConnection(), h.Number
 	switch {

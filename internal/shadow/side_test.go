@@ -2,9 +2,11 @@ package shadow
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -31,7 +33,7 @@ func lonely(t testing.TB, c Config, of bell) *Pair {
 	c.Memory = newMemory(t)
 	x := &side{set: NewSet(), pump: &pump{bell: of}, link: c.Link, group: c.Group, rank: c.Rank}
 	p := newPair(c, x)
-	x.left = p.ownWords(int(runner.HostLane)).Left()
+	x.find(&c)
 	x.pairs = []*Pair{p}
 	require.True(t, p.Open())
 	return p
@@ -93,6 +95,40 @@ func TestMemoryOfPairs(t *testing.T) {
 		require.NotContains(t, present(t, unsafe.Add(b.pair.shadow.Arena, begin), bytes), true, "channel %d, through which nothing has come", k)
 	}
 	require.LessOrEqual(t, all(), words+int(runner.Short.Message)/page+3)
+}
+
+// Lanes visit the rank before anybody may store into the shadow: Open does not return before Made has.
+func TestMadeBeforeOpenReturns(t *testing.T) {
+	_, b := strangers(t)
+	calls := 0
+	b.pair.Made = func() {
+		calls++
+		require.False(t, b.pair.made.Load(), "others may store into the shadow before Made has returned")
+	}
+	require.True(t, b.pair.Open())
+	require.True(t, b.pair.Open())
+	require.Equal(t, 1, calls)
+}
+
+// No huge page comes for shadows, also where the system has them everywhere.
+func TestMemoryHasNoHugePages(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skip("this kernel has no huge pages")
+	}
+	m := newMemory(t)
+	maps, err := os.ReadFile("/proc/self/smaps")
+	require.NoError(t, err)
+	at, within, flags := uintptr(m.at(0)), false, ""
+	for line := range strings.Lines(string(maps)) {
+		var low, high uintptr
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &low, &high); n == 2 {
+			within = low <= at && at < high
+		}
+		if within && strings.HasPrefix(line, "VmFlags:") {
+			flags = line
+		}
+	}
+	require.Contains(t, strings.Fields(flags), "nh")
 }
 
 // A message may come before OPEN, and makes the pair. What the rank sends then, and its goodbye, count as those of any pair.
@@ -198,6 +234,45 @@ func TestGiveUpWithoutAPair(t *testing.T) {
 	}
 }
 
+// A pair is not made behind the goodbye of a remote rank that has given up. So this rank can leave, and its memory is given back.
+func TestNoPairBehindGivingUp(t *testing.T) {
+	a, b := strangers(t)
+	a.pair.side.left.Store(gaveUp)
+	a.pair.Wake()
+	require.Eventually(t, func() bool { return b.remoteLeft() == gaveUp }, soon, time.Millisecond)
+	require.False(t, b.pair.Open())
+	b.leave()
+	b.pair.Detach()
+	require.Eventually(t, b.pair.HasLeft, soon, time.Millisecond)
+	require.Eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.pairs) == 0 && len(b.sides) == 0
+	}, soon, time.Millisecond)
+	require.NoError(t, b.pair.Link.Err())
+}
+
+// Who finds that a rank without a pair has left knows its last call of the device lane by then, also where this rank makes its end later.
+func TestTheLastStateComesWithLeft(t *testing.T) {
+	for _, made := range []bool{false, true} {
+		a, b := strangers(t)
+		told := b.stated()
+		require.True(t, runner.PutState(a.pair.side.own, stateOf())) // as if a's runner had
+		if made {
+			a.hold(0) // OPEN does not come before a has left
+			require.True(t, b.pair.Open())
+		}
+		a.leave()
+		require.Eventually(t, func() bool { return b.remoteLeft() == 9 }, soon, time.Millisecond)
+		require.EqualValues(t, 1, told.Load())
+		require.Equal(t, made, b.pair.made.Load())
+		device := b.pair.shadowWords(int(runner.DeviceLane))
+		require.EqualValues(t, 959, device.LastCall())
+		a.goOn()
+		require.NoError(t, b.pair.Link.Err())
+	}
+}
+
 // A pair that was removed before it was made is forgotten, and so is what comes for it.
 func TestRemoveWithoutAPair(t *testing.T) {
 	a, b := strangers(t)
@@ -214,8 +289,22 @@ func TestRemoveWithoutAPair(t *testing.T) {
 	}
 	require.False(t, b.pair.made.Load())
 	require.Zero(t, b.remoteLeft())
+	for range 100 { // the pump may still have the side of the one before
+		c := b.pair.Config
+		own, free := newOwn(t, 1)
+		c.Own = own
+		again, err := b.Add(c)
+		require.NoError(t, err)
+		require.False(t, again.HasLeft())
+		require.True(t, again.side.left == again.ownWords(int(runner.HostLane)).Left(), "the words of a rank that was removed")
+		b.Remove(again)
+		again.Free()
+		free()
+	}
 	again, err := b.Add(b.pair.Config)
 	require.NoError(t, err)
+	require.True(t, again.Open())
+	require.NoError(t, b.pair.Link.Err())
 	b.Remove(again)
 	again.Free()
 }
@@ -240,6 +329,30 @@ func TestForgedOpenings(t *testing.T) {
 				_ = a.pair.Link.Send(0, &h) // the link may have ended
 			}
 			require.ErrorIs(t, b.loss(t), errNoFrame)
+		})
+	}
+}
+
+// So does a state with LEFT that no rank sends.
+func TestForgedStatesOfLeft(t *testing.T) {
+	wrong := stateOf()
+	binary.LittleEndian.PutUint64(wrong[8*4:], 1<<40)
+	for name, c := range map[string]struct {
+		number uint64
+		state  []byte
+		reason string
+	}{
+		"short":                 {3, stateOf()[8:], "5176 bytes, a state has 5184"},
+		"of no rank":            {3, wrong, "no rank has such a state"},
+		"of a rank that is not": {gaveUp, stateOf(), "number 18446744073709551615 with 5184 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := strangers(t)
+			h := tcp.Header{Kind: tcp.Left, Group: 5, To: 1, Number: c.number}
+			require.NoError(t, a.pair.Link.Send(0, &h, c.state))
+			require.ErrorIs(t, b.loss(t), errNoFrame)
+			require.ErrorContains(t, b.pair.Link.Err(), c.reason)
+			require.Zero(t, b.remoteLeft())
 		})
 	}
 }

@@ -123,7 +123,7 @@ var rules = [...]rule{
 	Probe:     {false, true, probeBytes, useNumber},
 	Echo:      {false, true, 0, useNumber},
 	Open:      {true, false, 0, useGroup},
-	Left:      {true, false, 0, useGroup | useNumber},
+	Left:      {true, false, maxState, useGroup | useNumber},
 }
 
 // errHeader is the error of a header that no process sends.
