@@ -103,7 +103,7 @@ var (
 		"How many connections of each link to another process carry data, beside the one for control; the channels of an algorithm and the groups of a job are spread over them. More may be faster where a network limits each connection. Must be the same on all ranks. See docs/hosts.md.")
 
 	LinkTimeout = declare("LINK_TIMEOUT", "1.5", secondsWithin(time.Second, time.Minute),
-		"How long the host at the other end of a link may acknowledge nothing of what was sent, until the link is lost and its group fails: longer than a network that is repaired by itself is silent. Must be the same on all ranks. See docs/hosts.md.")
+		"How long the host at the other end of a link may acknowledge nothing of what was sent, until the link is lost and its group fails: 2 s more than a network that is repaired by itself is silent, and on kernels before Linux 6.15 twice as long and a second. Must be the same on all ranks. See docs/hosts.md.")
 
 	SecretFile = declare("SECRET_FILE", "", text("path of a file"),
 		"File with a secret of the job, of 16 bytes or more, without which nobody makes a link or opens the store of a unique id; the same on all ranks.")

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -178,6 +179,24 @@ func (p *progress) look(k kernelState, now time.Time, late bool) time.Duration {
 		return 0
 	}
 	return now.Sub(p.since)
+}
+
+// Of Linux 6.15 and later (TCP_RTO_MAX_MS), which golang.org/x/sys does not name. A second is the least that the kernel takes.
+const (
+	optionMostBackoff = 44
+	mostBackoff       = time.Second
+)
+
+// boundBackoff lets the kernel send again each second at the least. Otherwise it doubles the time, and behind a cut it may send nothing for as long as
+// that took. An older kernel does so all the same.
+func (c *conn) boundBackoff() (err error) {
+	failed := c.raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, optionMostBackoff, int(mostBackoff.Milliseconds()))
+	})
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		err = nil
+	}
+	return cmp.Or(failed, err)
 }
 
 // kernel asks the kernel.
