@@ -34,11 +34,17 @@ type networkDescription struct {
 // networkName names the network of a rank among those of its process. Tests, in which the ranks are in one process, replace it.
 var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
 
+// advertisedTo reports whether SAGECOMM_ADVERTISE counts between two ranks. Tests, whose ranks are on one machine, replace it.
+var advertisedTo = onOtherMachine
+
 // openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
 // one that await takes.
 func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)], unacked: env.LinkTimeout.Get(g.settings),
-		data: env.DataConnections.Get(g.settings), listens: fmt.Sprint(env.SocketIfname.Get(g.settings), env.PortRange.Get(g.settings), env.Advertise.Get(g.settings))}
+		data: env.DataConnections.Get(g.settings), listens: fmt.Sprint(env.SocketIfname.Get(g.settings), env.PortRange.Get(g.settings))}
+	if slices.ContainsFunc(g.members, func(m member) bool { return advertisedTo(&g.members[0], &m) }) {
+		shared.advertise = env.Advertise.Get(g.settings)
+	}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {
@@ -122,9 +128,6 @@ func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstr
 		return e, err
 	}
 	e.Of = "links to other hosts"
-	if advertise := env.Advertise.Get(settings); advertise.Given && advertise.Value.Port() != 0 && e.First != e.Last {
-		return e, fmt.Errorf("sagecomm: SAGECOMM_ADVERTISE names port %d, and SAGECOMM_PORT_RANGE is %d-%d: set that to the one port to which connections are passed on", advertise.Value.Port(), e.First, e.Last)
-	}
 	switch {
 	case e.Find == nil: // they are chosen by the user
 	case !machines:

@@ -388,6 +388,8 @@ func TestDataConnections(t *testing.T) {
 // Processes that are dialed elsewhere than where they listen.
 func TestAdvertisedAddresses(t *testing.T) {
 	eachAProcess(t)
+	real := advertisedTo
+	defer func() { advertisedTo = real }()
 	ports := []string{freePort(t), freePort(t)}
 	var passed atomic.Int64
 	at := make([]string, 2)
@@ -403,6 +405,14 @@ func TestAdvertisedAddresses(t *testing.T) {
 	}
 	own := func(rank int) string { return ports[rank] }
 	w, errs := world(func(rank int) string { return at[rank] }, own)
+	require.NoError(t, errors.Join(errs...))
+	require.Equal(t, "127.0.0.1:"+ports[0], w.groups[0].links.network.told[0].String(), "all ranks are on one machine")
+	require.Zero(t, passed.Load())
+	w.destroy()
+	advertisedTo = func(*member, *member) bool { return true }
+	ports[0], ports[1] = freePort(t), freePort(t)
+	at[0], at[1] = passOn(t, "127.0.0.1:"+ports[0], &passed), passOn(t, "127.0.0.1:"+ports[1], &passed)
+	w, errs = world(func(rank int) string { return at[rank] }, own)
 	require.NoError(t, errors.Join(errs...))
 	require.Equal(t, at[0], w.groups[0].links.network.told[0].String())
 	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
