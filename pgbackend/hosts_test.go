@@ -424,6 +424,26 @@ func TestAdvertisedAddresses(t *testing.T) {
 	require.NoError(t, errors.Join(errs...))
 	require.Equal(t, "127.0.0.1:"+ports[1], w.groups[1].links.network.told[0].String())
 	require.Zero(t, passed.Load())
+	ports, at = nil, nil
+	for range 3 {
+		ports = append(ports, freePort(t))
+		at = append(at, passOn(t, "127.0.0.1:"+ports[len(at)], &passed))
+	}
+	// Ranks of one machine dial each other where they listen.
+	advertisedTo = func(a, b *member) bool { return (a.HostSetting == "host 2") != (b.HostSetting == "host 2") }
+	w, errs = tryWorld(t, 3, opTimeout, func(rank int) options {
+		o := onHosts("012")(rank)
+		o["advertise"], o["port_range"] = at[rank], ports[rank]
+		return o
+	})
+	require.NoError(t, errors.Join(errs...))
+	dialed := func(rank, to int) string { return fmt.Sprint(w.groups[rank].links.processes[to].at.At) }
+	require.Equal(t, "[127.0.0.1:"+ports[1]+"]", dialed(0, 1))
+	require.Equal(t, "["+at[1]+"]", dialed(2, 1))
+	require.Equal(t, "["+at[2]+"]", dialed(1, 2))
+	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
+	w.destroy()
+	advertisedTo = func(*member, *member) bool { return true }
 	_, errs = world(func(rank int) string { return at[rank] }, func(int) string { return "29600-29700" })
 	for _, err := range errs {
 		require.ErrorContains(t, err, "and SAGECOMM_PORT_RANGE is 29600-29700: set that to the one port")
@@ -553,6 +573,9 @@ func TestIdentitiesOfProcesses(t *testing.T) {
 	for _, wrong := range [][]string{nil, {"0.0.0.0:5"}, {at, "[::]:5"}, {"10.0.0.2:0"}, {"224.0.0.1:5"}, many} {
 		require.ErrorContains(t, read(told(1, at), told(2, wrong...)), "rank 1 wrote an invalid address", "%v", wrong)
 	}
+	near, err := json.Marshal(networkDescription{ID: make([]byte, len(tcp.Identity{})), At: []netip.AddrPort{netip.MustParseAddrPort(at)}, Near: []netip.AddrPort{{}}})
+	require.NoError(t, err)
+	require.ErrorContains(t, read(told(1, at), near), "rank 1 wrote an invalid address")
 }
 
 // The engine cuda is for ranks of one host. Where no rank has a vendor's library either, tensors of devices go through the host.
