@@ -86,7 +86,7 @@ func (l *Link) look(now time.Time, late bool) error {
 		}
 		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
 			why := errUnacknowledged
-			if l.answersElsewhere(c, now) {
+			if l.answersElsewhere(c) {
 				why = errLongPackets
 			}
 			return fmt.Errorf("%w (%v)", why, waited.Round(100*time.Millisecond))
@@ -103,10 +103,10 @@ func (l *Link) look(now time.Time, late bool) error {
 }
 
 // answersElsewhere reports whether the other kernel has acknowledged something on another connection than one on which it is silent, late enough
-// that it was not cut off at the same time.
-func (l *Link) answersElsewhere(silent *conn, now time.Time) bool {
+// that it was not cut off at the same time. A stall of this process changes nothing of that.
+func (l *Link) answersElsewhere(silent *conn) bool {
 	for _, c := range l.conns {
-		if c != silent && now.Sub(c.progress.answered) < l.node.config.Timing.Unacked/2 {
+		if c != silent && c.progress.answered.Sub(silent.progress.since) > l.node.config.Timing.Unacked/2 {
 			return true
 		}
 	}
