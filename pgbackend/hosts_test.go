@@ -445,9 +445,11 @@ func TestAdvertisedAddresses(t *testing.T) {
 	w.each(func(g *Group) error { return asError(sum(g, 100_000)) })
 	w.destroy()
 	advertisedTo = func(*member, *member) bool { return true }
-	_, errs = world(func(rank int) string { return at[rank] }, func(int) string { return "29600-29700" })
-	for _, err := range errs {
-		require.ErrorContains(t, err, "and SAGECOMM_PORT_RANGE is 29600-29700: set that to the one port")
+	for ports, told := range map[string]string{"29600-29700": "29600-29700", "auto": "not set"} {
+		_, errs = world(func(rank int) string { return at[rank] }, func(int) string { return ports })
+		for _, err := range errs {
+			require.ErrorContains(t, err, "and SAGECOMM_PORT_RANGE is "+told+": set that to the one port")
+		}
 	}
 	_, errs = world(func(int) string { return "host0" }, own)
 	for _, err := range errs {

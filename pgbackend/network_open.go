@@ -23,8 +23,12 @@ import (
 // newNetwork returns a network that listens at an endpoint.
 func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.Endpoint, settings *env.Settings) (*network, error) {
 	advertised := key.advertise.Value
-	if advertised.Port() != 0 && at.First != at.Last {
-		return nil, fmt.Errorf("sagecomm: SAGECOMM_ADVERTISE names port %d, and SAGECOMM_PORT_RANGE is %d-%d: set that to the one port to which connections are passed on", advertised.Port(), at.First, at.Last)
+	if advertised.Port() != 0 && (at.First == 0 || at.First != at.Last) {
+		ports := "not set"
+		if at.First != 0 {
+			ports = fmt.Sprintf("%d-%d", at.First, at.Last)
+		}
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_ADVERTISE names port %d, and SAGECOMM_PORT_RANGE is %s: set that to the one port to which connections are passed on", advertised.Port(), ports)
 	}
 	listeners, err := at.Open()
 	if err != nil {
