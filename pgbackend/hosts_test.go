@@ -338,7 +338,7 @@ func TestSecretsOverHosts(t *testing.T) {
 		return o
 	})
 	for _, err := range errs {
-		require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE to files with the same secret")
+		require.ErrorContains(t, err, "set SAGECOMM_SECRET_FILE or SAGECOMM_SECRET to the same secret")
 	}
 	w, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
 		o := onHosts("01")(rank)
