@@ -109,7 +109,7 @@ var (
 		"File with a secret of the job, of 16 bytes or more, without which nobody makes a link or opens the store of a unique id; the same on all ranks.")
 
 	Secret = hidden(declare("SECRET", "", text("text"),
-		"The secret of SAGECOMM_SECRET_FILE itself, where no file can be given; one of the two is set at most. Processes of the same user, and whoever may look into the settings of containers, can read variables of a process: prefer the file."))
+		"The secret of SAGECOMM_SECRET_FILE itself, where no file can be given; one of the two is set at most. Processes of the same user, and whoever may look into the settings of containers, can read variables of a process, and processes that a rank starts inherit it, and so do their logs of the environment: prefer the file."))
 
 	TLSCertificate = declare("TLS_CERTIFICATE", "", text("path of a file"),
 		"File in PEM with the certificate of this host or process, with which links to other hosts are encrypted with TLS 1.3, and intermediate certificates behind it. It is set on all ranks or on none, together with SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES. See docs/hosts.md.")
