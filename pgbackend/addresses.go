@@ -29,16 +29,25 @@ var addressLimit = 30 * time.Second
 type networkDescription struct {
 	ID []byte           `json:"id"`
 	At []netip.AddrPort `json:"at"`
+
+	// Near is where ranks of the same machine and network namespace dial it, if that is elsewhere: not all routers send packets back to where they came from.
+	Near []netip.AddrPort `json:"near,omitempty"`
 }
 
 // networkName names the network of a rank among those of its process. Tests, in which the ranks are in one process, replace it.
 var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
 
+// advertisedTo reports whether SAGECOMM_ADVERTISE counts between two ranks. Tests, whose ranks are on one machine, replace it.
+var advertisedTo = onOtherMachine
+
 // openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
 // one that await takes.
 func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)], unacked: env.LinkTimeout.Get(g.settings),
-		data: env.DataConnections.Get(g.settings), listens: fmt.Sprint(env.SocketIfname.Get(g.settings), env.PortRange.Get(g.settings), env.Advertise.Get(g.settings))}
+		data: env.DataConnections.Get(g.settings), listens: fmt.Sprint(env.SocketIfname.Get(g.settings), env.PortRange.Get(g.settings))}
+	if slices.ContainsFunc(g.members, func(m member) bool { return advertisedTo(&g.members[0], &m) }) {
+		shared.advertise = env.Advertise.Get(g.settings)
+	}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
 	job, err := jobSecret(g.settings)
 	if err != nil {
@@ -81,7 +90,11 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 		}
 		l.keyed = true
 	}
-	return json.Marshal(networkDescription{l.network.id[:], l.network.told})
+	told := networkDescription{ID: l.network.id[:], At: l.network.told}
+	if shared.advertise.Given {
+		told.Near = l.network.at
+	}
+	return json.Marshal(told)
 }
 
 // notBetweenHosts are interfaces that join no machines, beside loopback. Those of private networks over the internet do, slowly.
@@ -122,9 +135,6 @@ func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstr
 		return e, err
 	}
 	e.Of = "links to other hosts"
-	if advertise := env.Advertise.Get(settings); advertise.Given && advertise.Value.Port() != 0 && e.First != e.Last {
-		return e, fmt.Errorf("sagecomm: SAGECOMM_ADVERTISE names port %d, and SAGECOMM_PORT_RANGE is %d-%d: set that to the one port to which connections are passed on", advertise.Value.Port(), e.First, e.Last)
-	}
 	switch {
 	case e.Find == nil: // they are chosen by the user
 	case !machines:
@@ -189,12 +199,15 @@ func dialable(at []netip.AddrPort) bool {
 func (l *groupLinks) readAddresses(all [][]byte, self int, members []member) error {
 	for rank, text := range all {
 		var at networkDescription
-		if err := json.Unmarshal(text, &at); err != nil || len(at.ID) != len(tcp.Identity{}) || !dialable(at.At) {
+		if err := json.Unmarshal(text, &at); err != nil || len(at.ID) != len(tcp.Identity{}) || !dialable(at.At) || len(at.Near) > 0 && !dialable(at.Near) {
 			return fmt.Errorf("rank %d wrote an invalid address of its process into the store: %.80q", rank, text)
 		}
 		i := slices.IndexFunc(l.processes, func(p linkedProcess) bool { return bytes.Equal(p.at.ID, at.ID) })
 		if i < 0 {
 			i = len(l.processes)
+			if len(at.Near) > 0 && !advertisedTo(&members[self], &members[rank]) {
+				at.At = at.Near
+			}
 			l.processes = append(l.processes, linkedProcess{at: at})
 		} else if first := l.processes[i].ranks[0]; members[first].hostKey() != members[rank].hostKey() || members[first].PID != members[rank].PID {
 			return fmt.Errorf("rank %d wrote the identity of rank %d's process into the store, and is in another one: give each job a store, or a prefix, of its own", rank, first)

@@ -90,7 +90,7 @@ func (g *Group) warnOfLinks() {
 	}
 	joining := ""
 	if !g.members[0].HasSecret {
-		joining = "; whoever reads the store can join the job, unless SAGECOMM_SECRET_FILE is set"
+		joining = "; whoever reads the store can join the job, unless SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set"
 	}
 	g.process.networks.warned.Do(func() {
 		observe.Warn("links between hosts (here at %v) are not encrypted, so whoever reads the network sees the data of the job%s; docs/security.md says what protects them", at, joining)

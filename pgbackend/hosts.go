@@ -55,7 +55,10 @@ func (g *Group) checkHosts() error {
 
 // machines reports whether loopback does not lead from each rank to all others.
 func (g *Group) machines() bool {
-	return slices.ContainsFunc(g.members, func(m member) bool {
-		return m.Arena.BootID != g.members[0].Arena.BootID || m.Network != g.members[0].Network
-	})
+	return slices.ContainsFunc(g.members, func(m member) bool { return onOtherMachine(&g.members[0], &m) })
+}
+
+// onOtherMachine reports whether loopback does not lead from one rank to another one.
+func onOtherMachine(a, b *member) bool {
+	return a.Arena.BootID != b.Arena.BootID || a.Network != b.Network
 }

@@ -38,8 +38,9 @@ type networkKey struct {
 	secret   handshake.Key // by which processes prove that they belong to a job; zero: each group draws one
 	machines bool          // loopback does not lead to all other processes
 	files    [32]byte      // of encryption
-	listens  string        // the settings of where the process listens and is dialed
+	listens  string        // the settings of where the process listens
 
+	advertise env.Optional[netip.AddrPort] // SAGECOMM_ADVERTISE, where it counts
 	checksums tcp.Checksums
 	unacked   time.Duration // SAGECOMM_LINK_TIMEOUT
 	data      int           // SAGECOMM_DATA_CONNECTIONS

@@ -22,6 +22,14 @@ import (
 
 // newNetwork returns a network that listens at an endpoint.
 func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.Endpoint, settings *env.Settings) (*network, error) {
+	advertised := key.advertise.Value
+	if advertised.Port() != 0 && (at.First == 0 || at.First != at.Last) {
+		ports := "not set"
+		if at.First != 0 {
+			ports = fmt.Sprintf("%d-%d", at.First, at.Last)
+		}
+		return nil, fmt.Errorf("sagecomm: SAGECOMM_ADVERTISE names port %d, and SAGECOMM_PORT_RANGE is %s: set that to the one port to which connections are passed on", advertised.Port(), ports)
+	}
 	listeners, err := at.Open()
 	if err != nil {
 		return nil, err
@@ -37,8 +45,8 @@ func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.En
 		n.at = append(n.at, l.Addr().(*net.TCPAddr).AddrPort())
 	}
 	n.told = n.at
-	if advertise := env.Advertise.Get(settings); advertise.Given {
-		n.told = []netip.AddrPort{netip.AddrPortFrom(advertise.Value.Addr(), cmp.Or(advertise.Value.Port(), n.at[0].Port()))}
+	if key.advertise.Given {
+		n.told = []netip.AddrPort{netip.AddrPortFrom(advertised.Addr(), cmp.Or(advertised.Port(), n.at[0].Port()))}
 	}
 	if key.machines && n.told[0].Addr().IsLoopback() {
 		closeAll(listeners)

@@ -22,7 +22,7 @@ var storeProtocol = handshake.Protocol{Magic: "sagestr1", Label: "sagecomm store
 type session = handshake.Session
 
 // errRefused is the client's error where the server did not accept its proof, or proved nothing itself.
-var errRefused = errors.New("the store of the unique id does not accept the secret of this rank: the id is of an earlier run or its group is complete, or SAGECOMM_SECRET_FILE is not the same on all ranks")
+var errRefused = errors.New("the store of the unique id does not accept the secret of this rank: the id is of an earlier run or its group is complete, or the secret of SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is not the same on all ranks")
 
 // greet is the client's side.
 func greet(c net.Conn, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time) (*session, error) {

@@ -42,7 +42,11 @@ func DescribeJSON(environ []string) []byte {
 	}
 	for _, e := range ours(environ) {
 		if lookup(e.name) == nil {
-			list = append(list, description{Name: e.name, Value: e.value, Origin: FromEnvironment, Warning: unknown(e.name)})
+			d := description{Name: e.name, Value: e.value, Origin: FromEnvironment, Warning: unknown(e.name)}
+			if strings.Contains(d.Warning, "SECRET") { // a secret under a wrong name
+				d.Value = "(not shown)"
+			}
+			list = append(list, d)
 		}
 	}
 	out, err := json.MarshalIndent(list, "", "  ")

@@ -159,7 +159,9 @@ func TestDescribeShowsValuesAndRefusals(t *testing.T) {
 // A secret is not shown.
 func TestDescribeHidesTheSecret(t *testing.T) {
 	const secret = "of the job, which nobody may see"
-	require.NotContains(t, string(DescribeJSON([]string{"SAGECOMM_SECRET=" + secret})), secret)
+	for _, name := range []string{"SECRET", "SECRETS", "SECRETFILE", "SECRT", "JOB_SECRET"} {
+		require.NotContains(t, string(DescribeJSON([]string{Prefix + name + "=" + secret})), secret, name)
+	}
 	s := resolve(t, []string{"SAGECOMM_SECRET=" + secret}, nil)
 	equal(t, Secret.Get(s), secret)
 }

@@ -103,13 +103,13 @@ var (
 		"How many connections of each link to another process carry data, beside the one for control; the channels of an algorithm and the groups of a job are spread over them. More may be faster where a network limits each connection. Must be the same on all ranks. See docs/hosts.md.")
 
 	LinkTimeout = declare("LINK_TIMEOUT", "1.5", secondsWithin(time.Second, time.Minute),
-		"How long the host at the other end of a link may acknowledge nothing of what was sent, until the link is lost and its group fails: longer than a network that is repaired by itself is silent. Must be the same on all ranks. See docs/hosts.md.")
+		"How long the host at the other end of a link may acknowledge nothing of what was sent, until the link is lost and its group fails: 2 s more than a network that is repaired by itself is silent, and on kernels before Linux 6.15 twice as long and a second. Must be the same on all ranks. See docs/hosts.md.")
 
 	SecretFile = declare("SECRET_FILE", "", text("path of a file"),
 		"File with a secret of the job, of 16 bytes or more, without which nobody makes a link or opens the store of a unique id; the same on all ranks.")
 
 	Secret = hidden(declare("SECRET", "", text("text"),
-		"The secret of SAGECOMM_SECRET_FILE itself, where no file can be given; one of the two is set at most. Processes of the same user, and whoever may look into the settings of containers, can read variables of a process: prefer the file."))
+		"The secret of SAGECOMM_SECRET_FILE itself, where no file can be given; one of the two is set at most. Processes of the same user, and whoever may look into the settings of containers, can read variables of a process, and processes that a rank starts inherit it, and so do their logs of the environment: prefer the file."))
 
 	TLSCertificate = declare("TLS_CERTIFICATE", "", text("path of a file"),
 		"File in PEM with the certificate of this host or process, with which links to other hosts are encrypted with TLS 1.3, and intermediate certificates behind it. It is set on all ranks or on none, together with SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES. See docs/hosts.md.")

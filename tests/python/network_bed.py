@@ -137,6 +137,13 @@ def why_no_delay() -> str:
         return f"tap devices cannot be made: {error}"
 
 
+def why_no_bounded_backoff() -> str:
+    """Why the kernel sends again later and later while nothing is acknowledged, "" if that can be bounded."""
+    if Path("/proc/sys/net/ipv4/tcp_rto_max_ms").exists():
+        return ""
+    return "this kernel is older than Linux 6.15"
+
+
 def limit(namespace: str, interface: str, rate: str) -> None:
     """Limits what an interface sends."""
     bucket = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
@@ -237,6 +244,15 @@ class Network:
     def plug(self, host: int) -> None:
         """Plugs the cable of a host in again."""
         ip("-n", self._switch, "link", "set", f"port{host}", "up")
+
+    def isolate(self, host: int, on: bool = True) -> None:
+        """Lets the switch pass nothing from or to a host, or pass it again. Cables stay connected, and hosts know each
+        other's addresses of Ethernet, so no kernel learns of it."""
+        for one, other in itertools.permutations(range(self.hosts), 2) if on else ():
+            (interface,) = json.loads(ip("-json", "-n", self.namespace(other), "link", "show", "eth0"))
+            words = ("neigh", "replace", self.address(other), "lladdr", interface["address"], "dev", "eth0")
+            ip("-n", self.namespace(one), *words, "nud", "permanent")
+        ip("-n", self._switch, "link", "set", f"port{host}", *(("nomaster",) if on else ("master", "switch")))
 
     def drop(self, source: int, destination: int) -> None:
         """Lets a host drop what it sends to another one, also answers."""

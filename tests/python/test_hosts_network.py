@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
@@ -34,6 +35,8 @@ needs_delay = pytest.mark.skipif(bool(why := network_bed.why_no_delay()), reason
 
 CUT_S = 3.0  # until a cut is a failure on all ranks
 REPAIR_S = 2.5  # a cut that ends a link with the default of SAGECOMM_LINK_TIMEOUT
+FAILOVER_S = 7.0  # a cut behind which the kernel may be silent for as long, unless that is bounded
+FAILOVER_TIMEOUT_S = 10.0
 SLOW_MS = 10  # of a cable, each way, so that an answer from another host comes after 40
 FEW_CELLS = 15  # one cell of so many is run
 SUM = 4 << 20  # bytes that are summed to see what crosses
@@ -266,21 +269,36 @@ def sums_until_all_stop(path: str, until: str) -> int:
     raise AssertionError("counting has ended")
 
 
-def test_a_cable_that_is_plugged_in_again(network, fresh_world, signals, tmp_path):
-    """A cut that is shorter than SAGECOMM_LINK_TIMEOUT is a delay."""
-    hosts = network(2)
-    ranks = fresh_world(4, [each | {"SAGECOMM_LINK_TIMEOUT": "20"} for each in hosts.environments(2, 2)])
-    stop = tmp_path / "stop"
+def mended(
+    ranks: World, signals: Signals, stop: Path, do: Callable[[], None], seconds: float, undo: Callable[[], None]
+) -> None:
+    """Checks that ranks go on behind a cut of so many seconds."""
     outcomes = in_background(ranks, sums_until_all_stop, signals.path, str(stop), store=served_by_host_0)
     signals.await_many(ranks.size)
-    hosts.pull(1)
-    time.sleep(REPAIR_S)  # it is the cut
+    do()
+    time.sleep(seconds)  # it is the cut
     assert not outcomes.done()
-    hosts.plug(1)
+    undo()
     stop.touch()
     answers = outcomes.result(120)
     assert all(answer.ok for answer in answers), [answer.trace for answer in answers]
     assert len({answer.value for answer in answers}) == 1
+
+
+def test_a_cable_that_is_plugged_in_again(network, fresh_world, signals, tmp_path):
+    """A cut that is shorter than SAGECOMM_LINK_TIMEOUT is a delay."""
+    hosts = network(2)
+    ranks = fresh_world(4, [each | {"SAGECOMM_LINK_TIMEOUT": "20"} for each in hosts.environments(2, 2)])
+    mended(ranks, signals, tmp_path / "stop", lambda: hosts.pull(1), REPAIR_S, lambda: hosts.plug(1))
+
+
+@pytest.mark.skipif(bool(why := network_bed.why_no_bounded_backoff()), reason=why)
+def test_a_switch_that_fails_over(network, fresh_world, signals, tmp_path):
+    """The cut is of more than half of SAGECOMM_LINK_TIMEOUT, and no kernel sees that it begins or ends."""
+    hosts = network(2)
+    timeout = {"SAGECOMM_LINK_TIMEOUT": str(FAILOVER_TIMEOUT_S)}
+    ranks = fresh_world(4, [each | timeout for each in hosts.environments(2, 2)])
+    mended(ranks, signals, tmp_path / "stop", lambda: hosts.isolate(1), FAILOVER_S, lambda: hosts.isolate(1, False))
 
 
 @needs_delay

@@ -92,6 +92,11 @@ func newConn(l *Link, index int, c net.Conn, tcp *net.TCPConn) (*conn, error) {
 		n.below = c.(*tls.Conn).NetConn().(*bounded)
 		n.below.came.Store(0) // since the introduction
 	}
+	if l.node.config.Timing.Unacked > DefaultTiming.Unacked {
+		if err := n.boundBackoff(); err != nil {
+			return nil, err
+		}
+	}
 	n.receiving.intake = make([]byte, intakeBytes)
 	n.makeLook()
 	now := l.now()

@@ -65,7 +65,7 @@ func (e *DialError) Error() string {
 	switch certificate := (*CertificateError)(nil); {
 	case errors.As(e, &certificate):
 	case errors.Is(e, handshake.ErrRefused):
-		text += "the process there has another secret, or has closed the connection; set SAGECOMM_SECRET_FILE to files with the same secret on all ranks, or on none: "
+		text += "the process there has another secret, or has closed the connection; set SAGECOMM_SECRET_FILE or SAGECOMM_SECRET to the same secret on all ranks, or on none: "
 	default:
 		text += "the process there has ended, or cannot be reached; let firewalls between the hosts pass the ports of SAGECOMM_PORT_RANGE, or set SAGECOMM_SOCKET_IFNAME to a network that joins them: "
 	}

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -85,7 +86,7 @@ func (l *Link) look(now time.Time, late bool) error {
 		}
 		if waited := c.progress.look(k, now, late); waited >= l.node.config.Timing.Unacked {
 			why := errUnacknowledged
-			if l.answersElsewhere(c, now) {
+			if l.answersElsewhere(c) {
 				why = errLongPackets
 			}
 			return fmt.Errorf("%w (%v)", why, waited.Round(100*time.Millisecond))
@@ -102,10 +103,10 @@ func (l *Link) look(now time.Time, late bool) error {
 }
 
 // answersElsewhere reports whether the other kernel has acknowledged something on another connection than one on which it is silent, late enough
-// that it was not cut off at the same time.
-func (l *Link) answersElsewhere(silent *conn, now time.Time) bool {
+// that it was not cut off at the same time. A stall of this process changes nothing of that.
+func (l *Link) answersElsewhere(silent *conn) bool {
 	for _, c := range l.conns {
-		if c != silent && now.Sub(c.progress.answered) < l.node.config.Timing.Unacked/2 {
+		if c != silent && c.progress.answered.Sub(silent.progress.since) > l.node.config.Timing.Unacked/2 {
 			return true
 		}
 	}
@@ -178,6 +179,24 @@ func (p *progress) look(k kernelState, now time.Time, late bool) time.Duration {
 		return 0
 	}
 	return now.Sub(p.since)
+}
+
+// Of Linux 6.15 and later (TCP_RTO_MAX_MS), which golang.org/x/sys does not name. A second is the least that the kernel takes.
+const (
+	optionMostBackoff = 44
+	mostBackoff       = time.Second
+)
+
+// boundBackoff lets the kernel send again each second at the least. Otherwise it doubles the time, and behind a cut it may send nothing for as long as
+// that took. An older kernel does so all the same.
+func (c *conn) boundBackoff() (err error) {
+	failed := c.raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, optionMostBackoff, int(mostBackoff.Milliseconds()))
+	})
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		err = nil
+	}
+	return cmp.Or(failed, err)
 }
 
 // kernel asks the kernel.

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -85,6 +88,34 @@ func TestNetworkThatDropsSomePackets(t *testing.T) {
 	require.ErrorIs(t, why, errUnacknowledged)
 	require.ErrorIs(t, why, errLongPackets)
 	require.ErrorContains(t, why, "look at their MTU (ping -M do -s 1472)")
+}
+
+// Where a link is to bear a longer cut than by default, the kernel sends again soon behind it.
+func TestBackoffIsBounded(t *testing.T) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_rto_max_ms")
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip("this kernel is older than Linux 6.15")
+	}
+	require.NoError(t, err)
+	ofKernel, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	for more, want := range map[time.Duration]int{0: ofKernel, time.Second: int(mostBackoff.Milliseconds())} {
+		configure := func(c *Config) {
+			c.Timing = DefaultTiming
+			c.Timing.Unacked += more
+		}
+		a, b := newEnd(t, configure), newEnd(t, configure)
+		links := []*Link{a.linkTo(t, b), b.linkOf(t, a)}
+		for _, l := range links {
+			for _, each := range l.conns {
+				var got int
+				var err error
+				require.NoError(t, each.raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, optionMostBackoff) }))
+				require.NoError(t, err)
+				require.Equal(t, want, got, "%v more", more)
+			}
+		}
+	}
 }
 
 // address gives the device an address, in the place of the one that it had.
