@@ -157,7 +157,7 @@ func TestEndOfAPeerThatHasLeft(t *testing.T) {
 	require.NoError(t, expect(finish(recv), coll.Aborted, "was destroyed on rank 0"))
 }
 
-// A wait that is stopped gives up at once what is left, and blames nobody: peers that need this rank learn that it has left.
+// A wait that is stopped gives up at once what is left, and names no culprit: peers that need this rank learn that it has left.
 func TestAWaitThatIsStopped(t *testing.T) {
 	impatient(t, hangAfter)
 	useNewPool(t)
