@@ -79,7 +79,7 @@ def a_peer_dies_in_the_end(rank: int, size: int, store: str) -> None:
 
 
 def a_peer_dies_behind_the_last_operation(rank: int, size: int, store: str) -> None:
-    """Nothing waits for it, so the end says nothing."""
+    """Nothing waits for it, so the end raises nothing, also where the death has made the group fail before."""
     join(rank, size, store, timeout=MINUTE)
     warm()
     meet("warm")
@@ -158,6 +158,32 @@ def ctrl_c_in_the_end(rank: int, size: int, store: str) -> None:
     join(rank, size, f"{store}-second", timeout=MINUTE)
     warm()
     leave()
+
+
+def a_thread_ends_the_group(rank: int, size: int, store: str) -> None:
+    """It outlives the main thread of rank 0. The wait is not brief, so the peer that is late comes in time."""
+    join(rank, size, store, timeout=MINUTE)
+    warm()
+    meet("warm")
+    x = full(mine())
+    told = common()
+    if rank == 0:
+        dist.all_reduce(x)
+
+        def end() -> None:
+            threading.main_thread().join()
+            with telling_of_the_end(c10d._get_default_group()._get_backend(accelerator()), "rank 0 ends the group"):
+                dist.destroy_process_group()
+            expect(x, SUM)
+            print("the sum is there", flush=True)
+
+        threading.Thread(target=end).start()
+    else:
+        told.wait(["rank 0 ends the group"], MINUTE)
+        time.sleep(LATE_S)  # how late it is
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        expect(x, SUM)
 
 
 def process_ends(rank: int, size: int, store: str, how: str) -> None:

@@ -38,15 +38,13 @@ def test_how_long_the_end_waits(cuda_bed: CudaBed, program: str) -> None:
     cuda_bed.ranks(f"device_ends:{program}", 2, **SETTINGS)
 
 
-@pytest.mark.parametrize("how", ["nothing", "exit handler"])
-def test_a_process_that_ends(cuda_bed: CudaBed, tmp_path: Path, how: str) -> None:
-    """Its end waits for peers as briefly as where an exception is being handled."""
-    store = str(tmp_path / "store")
+def processes(tmp_path: Path, call: str) -> list[subprocess.Popen[str]]:
+    """Two processes on fake CUDA that make this call of device_ends, of `rank` and `store`, in the main thread, and end."""
     program = (
         "import sys, fake_cuda, device_ends; fake_cuda.install(); "
-        f"device_ends.process_ends(int(sys.argv[1]), 2, {store!r}, {how!r})"
+        f"rank, store = int(sys.argv[1]), {str(tmp_path / 'store')!r}; device_ends.{call}"
     )
-    ranks = [
+    return [
         subprocess.Popen(
             [sys.executable, "-c", program, str(rank)],
             env=fake_cuda.environment("lazy", PYTHONPATH=os.pathsep.join(sys.path), **SETTINGS),
@@ -56,6 +54,25 @@ def test_a_process_that_ends(cuda_bed: CudaBed, tmp_path: Path, how: str) -> Non
         )
         for rank in range(2)
     ]
+
+
+def test_a_thread_that_outlives_the_main_thread(cuda_bed: CudaBed, tmp_path: Path) -> None:
+    """It may wait for peers as long as operations may take."""
+    ranks = processes(tmp_path, "a_thread_ends_the_group(rank, 2, store)")
+    try:
+        said = [process.communicate(timeout=120) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0, 0], said
+    assert said[0][0] == "the sum is there\n", said
+
+
+@pytest.mark.parametrize("how", ["nothing", "exit handler"])
+def test_a_process_that_ends(cuda_bed: CudaBed, tmp_path: Path, how: str) -> None:
+    """Its end waits for peers as briefly as where an exception is being handled."""
+    ranks = processes(tmp_path, f"process_ends(rank, 2, store, {how!r})")
     assert ranks[0].stdout is not None
     try:
         assert ranks[0].stdout.readline() == "the program is over\n"
