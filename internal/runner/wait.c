@@ -63,7 +63,7 @@ static bool poll_all(const scr_group *g, int32_t rank, uint64_t *attended) {
 
 bool scr_poll_or_yield(const scr_group *g, int32_t rank, int64_t waited_ns, uint64_t *attended) {
   if (g->pairs && poll_all(g, rank, attended)) return true;
-  bool polled = g->pairs && (rank < 0 || g->peer[rank].pair != 0 || *attended != 0);
+  bool polled = g->pairs && (rank < 0 ? scr_n_visited(g) > g->n_near : g->peer[rank].pair != 0 || *attended != 0);
   if (polled && g->spin != 0 && waited_ns < POLL_NS) {
     scr_pause();
   } else {

@@ -26,7 +26,7 @@ func forged(b []byte) (on int, h tcp.Header) {
 	}
 	le := binary.LittleEndian
 	kinds := []tcp.Kind{tcp.Message, tcp.Room, tcp.Eager, tcp.Announce, tcp.Grant, tcp.Data, tcp.Credit, tcp.Goodbye, tcp.Ask, tcp.State, tcp.Exchange, tcp.Close, tcp.Open, tcp.Left}
-	limits := []uint32{tcp.MaxMessage, 0, tcp.MaxEager, 0, 0, tcp.MaxMessage, 0, 0, 0, 8 << 10, 4<<10 + 152, 0, 0, 0}
+	limits := []uint32{tcp.MaxMessage, 0, tcp.MaxEager, 0, 0, tcp.MaxMessage, 0, 0, 0, 8 << 10, 4<<10 + 152, 0, 0, 8 << 10}
 	k := int(b[0]) % len(kinds)
 	h = tcp.Header{Kind: kinds[k], Lane: b[1] % 4, Channel: b[2] % 6, Group: 5, From: 0, To: 1, Number: wide(le.Uint16(b[4:])), Hash: wide(le.Uint16(b[6:])),
 		Block: wide(le.Uint16(b[8:])), Taken: wide(le.Uint16(b[10:])), Tag: int32(le.Uint32(b[12:])), Type: b[16]}

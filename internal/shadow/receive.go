@@ -103,7 +103,7 @@ func (p *Pair) store(on int, h *tcp.Header) (rings bool, err error) {
 			l.own.Wake(p.To, p.engine)
 		}
 	case tcp.Goodbye:
-		if p.byes&(1<<on) != 0 || h.Number == 0 || p.bye != 0 && p.bye != h.Number {
+		if p.byes&(1<<on) != 0 || h.Number == 0 || p.bye != 0 && p.bye != h.Number || p.after != 0 && p.after != h.Number {
 			return false, p.wrong(h, "number %d on connection %d", h.Number, on)
 		}
 		p.byes |= 1 << on

@@ -232,8 +232,8 @@ func (p *Pair) storeLeft(h *tcp.Header, state []byte) (rings bool, err error) {
 	switch {
 	case p.over || p.removed:
 		return false, nil
-	case p.after != 0 || h.Number == 0:
-		return false, p.wrong(h, "number %d after %d", h.Number, p.after)
+	case p.after != 0 || h.Number == 0 || p.bye != 0 && p.bye != h.Number:
+		return false, p.wrong(h, "number %d after LEFT of %d and GOODBYE of %d", h.Number, p.after, p.bye)
 	}
 	p.after = h.Number
 	if p.opened { // the goodbye comes behind what was sent

@@ -319,6 +319,8 @@ func TestForgedOpenings(t *testing.T) {
 		"LEFT without a number":            {{Kind: tcp.Left}},
 		"LEFT without OPEN, behind others": {{Kind: tcp.Ask}, left},
 		"OPEN behind LEFT":                 {left, open},
+		"LEFT of another number":           {open, bye, {Kind: tcp.Left, Number: 4}},
+		"GOODBYE of another number":        {open, {Kind: tcp.Left, Number: 4}, bye},
 		"GOODBYE behind LEFT":              {left, bye},
 		"CLOSE behind LEFT":                {left, {Kind: tcp.Close}},
 	} {
