@@ -41,10 +41,10 @@ typedef struct scr_peer {
   const scr_flight_area *flight; /* its flight recorder; NULL where it has none or this process cannot read it */
   uint32_t flight_entries;
   bool flight_stacks;
+  _Atomic bool is_visited; /* it is in the group's `visited` */
   /* Not 0: its shared blocks are shadows (docs/protocol.md, section 16). A thread that publishes for it, or waits for it, moves
    * the bytes; this is the number for scr_go. */
   uint64_t pair;
-  _Atomic bool is_visited; /* it is in the group's `visited` */
 } scr_peer;
 
 /* Whether `bytes` at `offset` lie inside the peer's arena and `offset` is aligned to SCR_LINE. The peer wrote the

@@ -36,7 +36,7 @@ type Handler interface {
 }
 
 // Pair is what moves bytes between a rank of this process and one of another host. The runner calls it on any thread, with locks of its own held: so
-// it waits for nothing, and for no lock that is held while the runner is entered.
+// it waits for nothing, and for no lock that is held while the runner is entered, but for Visit.
 type Pair interface {
 	Push()       // what was published goes out, at once or soon
 	Wake()       // the pump of the link looks at all that was stored, the goodbye as well

@@ -94,7 +94,7 @@ typedef struct scr_hooks {
    * for the caller, or NULL if there is none: the operation has a carrier, or the group is down. */
   void (*want)(uint64_t group, scr_run **agreement);
   /* Sends what this rank has published for the rank of a shadow, or leaves that to the pump of the link. It waits for nothing, and for
-   * no lock that is held while the runner is entered: so the caller may hold locks. */
+   * no lock that is held while the runner is entered, but for scr_group_visit(): so the caller may hold locks, other than visit_lock. */
   void (*push)(uint64_t pair);
   /* Lets the pump of the link look at all that this rank has stored for the rank of a shadow: its goodbye is for the pump alone. As push. */
   void (*wake)(uint64_t pair);

@@ -202,7 +202,7 @@ func (s *Set) dropSide(x *side) {
 // Requires: this rank does not give up by a goodbye, before or afterwards.
 func (s *Set) Remove(p *Pair) {
 	p.remove()
-	if !p.made.Load() { // and the remote rank knows nothing of it
+	if !p.made.Load() { // its frames are dropped as those of a pair that was removed: no process has the group
 		s.mu.Lock()
 		delete(s.pairs, p.key())
 		s.mu.Unlock()
