@@ -42,7 +42,8 @@ typedef struct fake_core {
   int gate, held_there;      /* see fake_close() */
   sagecomm_failed_fn failed; /* called once */
   void *failed_ctx;
-  int slices, unsettled, patient, stopped; /* calls of group_settle() that wait; as many are not enough; one was FULL; those NOW */
+  int slices, unsettled, patient,
+      stopped; /* calls of group_settle() that wait; as many are not enough; one was FULL; those NOW */
   int32_t group_status, last_status; /* of the group's failure; what group_destroy() has as the cause */
   sagecomm_error fault;              /* what group_fail() was called with; status 0: it was not */
   int64_t timeout_ns;                /* as group_set_timeout() set it last */

@@ -39,7 +39,7 @@ def test_how_long_the_end_waits(cuda_bed: CudaBed, program: str) -> None:
 
 
 def processes(tmp_path: Path, call: str) -> list[subprocess.Popen[str]]:
-    """Two processes on fake CUDA that make this call of device_ends, of `rank` and `store`, in the main thread, and end."""
+    """Two processes on fake CUDA that make this call of device_ends, of `rank` and `store`, in the main thread."""
     program = (
         "import sys, fake_cuda, device_ends; fake_cuda.install(); "
         f"rank, store = int(sys.argv[1]), {str(tmp_path / 'store')!r}; device_ends.{call}"

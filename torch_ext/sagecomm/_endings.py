@@ -41,8 +41,8 @@ def may_raise(forgets: bool) -> bool:
 
 
 def _call_once_more(destroy: Callable[[object], None], group: object) -> None:
-    # Where a signal handler raises in it, the call is repeated before that is raised. Groups that are shut down return at
-    # once then. Anything else comes behind the failure that is about to be raised.
+    # Where a signal handler raises in it, the call is repeated before that is raised. Groups that are shut down return
+    # at once then. Anything else comes behind the failure that is about to be raised.
     raised: BaseException | None = None
     for _ in range(100):
         try:
