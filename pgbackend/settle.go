@@ -63,13 +63,6 @@ type settling struct {
 	unfinished *coll.Failure // the same as a failure; nil: nobody asks for it
 }
 
-// progress is how far the operations on devices are that this rank has called.
-type progress struct {
-	called uint64 // those that ranks have called and those that their streams have reached, as far as this rank knows
-	left   int    // the least number that was left
-	late   bool   // a stream is late
-}
-
 // Settle waits for the issued operations before Destroy, for a slice at most, for callers that look for signals meanwhile. It reports
 // whether it has to be called again. Behind it, Destroy gives up at once what is left.
 func (g *Group) Settle(slice time.Duration, wait Wait) (again bool, f *coll.Failure) {
@@ -335,79 +328,6 @@ func oldest(run *runner.Group) (t runner.Incident, found bool) {
 func (g *Group) onDevices() bool {
 	d := g.device.Load()
 	return d != nil && d.run.Unfinished() > 0
-}
-
-// progress returns how far the operations on devices are that this rank has called. What peers call beyond them does not count: nothing
-// here waits for that.
-func (g *Group) progress() (p progress) {
-	d := g.device.Load()
-	if d == nil {
-		return p
-	}
-	p.left, p.late = d.run.Unfinished(), g.streamIsLate()
-	if mine, called := d.run.LastIn(runner.DeviceLane, g.rank); called {
-		for rank := range g.size {
-			if last, has := d.run.LastIn(runner.DeviceLane, rank); has {
-				p.called += min(last.Sequence, mine.Sequence)
-			}
-			p.called += min(d.run.Reached(rank), mine.Sequence)
-		}
-	}
-	return p
-}
-
-// goesOn takes a newer progress and reports whether that is one.
-func (p *progress) goesOn(now progress) bool {
-	changed := now.called != p.called || now.late != p.late || now.left < p.left
-	now.left = min(now.left, p.left)
-	*p = now
-	return changed
-}
-
-// streamIsLate reports whether all ranks have called the collective of the device lane that is under way here, and the stream of
-// one of them has not reached it, or whether a p2p operation of this rank waits for a stream.
-func (g *Group) streamIsLate() bool {
-	d := g.device.Load()
-	if d == nil {
-		return false
-	}
-	if d.run.P2PStreamsAreLate() {
-		return true
-	}
-	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
-	late := false
-	for rank := range g.size {
-		theirs, has := d.run.LastIn(runner.DeviceLane, rank)
-		called = called && has && theirs.Sequence >= mine.Sequence
-		late = late || d.run.Reached(rank) < mine.Sequence
-	}
-	return called && late
-}
-
-// reports reports whether the engine of the device lane has an error that is about to make the group fail.
-func (g *Group) reports() bool {
-	d := g.device.Load()
-	if d == nil {
-		return false
-	}
-	e, has := d.engine.(interface{ Reports() bool })
-	return has && e.Reports()
-}
-
-// unreached returns the ranks of other hosts of which it is not known that their streams have reached the collective of the device lane that is
-// under way here. There are none where nothing is under way.
-func (g *Group) unreached() (list []int) {
-	d := g.device.Load()
-	if d == nil || d.run.Unfinished() == 0 {
-		return nil
-	}
-	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
-	for _, rank := range g.remoteRanks() {
-		if called && d.run.Reached(rank) < mine.Sequence && g.answers(rank) {
-			list = append(list, rank)
-		}
-	}
-	return list
 }
 
 func (g *Group) unfinished() bool { return g.unfinishedRuns() > 0 || g.composites.Load() > 0 }
