@@ -44,7 +44,7 @@ func TestDestroyWaitsForLateStreamsWithoutAPair(t *testing.T) {
 			if f := work.finish(); f != nil {
 				return f
 			}
-			return g.destroy(g.timeout())
+			return g.Destroy()
 		}
 		for until := time.Now().Add(opTimeout); ; time.Sleep(time.Millisecond) {
 			if _, left := g.run.LastCall(0); left {
@@ -56,7 +56,7 @@ func TestDestroyWaitsForLateStreamsWithoutAPair(t *testing.T) {
 		}
 		timer := time.AfterFunc(4*limit, func() { d.hold(false) })
 		defer timer.Stop()
-		if err := g.destroy(g.timeout()); err != nil {
+		if err := g.Destroy(); err != nil {
 			return err
 		}
 		d.hold(false)
