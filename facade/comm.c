@@ -369,6 +369,9 @@ facade_result comm_ask(comm_t comm, const char *function, int what, int *answer)
     *answer = found;
   } else {
     result = ready(comm, function);
+    pthread_mutex_lock(&comm_lock); /* it may have joined since */
+    if (result == RESULT_OK) *answer = what == ASK_SIZE ? comm->size : comm->rank;
+    pthread_mutex_unlock(&comm_lock);
   }
   comm_release(comm);
   return result;
