@@ -31,15 +31,15 @@ static void cancel(job *j, int32_t why) {
 }
 
 /* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here
- * on has failed,
- * also where the shrink waits for its thread. Splits and shrinks that go on are such operations. Requires: the lock. */
+ * on has failed, also where the shrink waits for its thread. Splits that go on are such operations; shrinks are none.
+ * Requires: the lock. */
 static void give_up(job *j) {
   j->comm->given_up++;
   j->comm->state_given_up = true;
   j->calls_go_on = j->comm->in_progress > 0;
   for (job *each = j->comm->deriving; each != j; each = each->derives_next) {
-    if (!each->listed || !job_makes(each)) continue;
-    j->calls_go_on = j->calls_go_on || each->kind == JOB_SPLIT;
+    if (!each->listed || each->kind != JOB_SPLIT) continue;
+    j->calls_go_on = true;
     each->given_up_for = true;
     cancel(each, CANCELLED_BY_ABORT);
   }
