@@ -347,7 +347,7 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
       *error = RESULT_OK;
       own = false;
     } else if (status < 0 && asks_group(comm)) { /* it was not finalized meanwhile */
-      *error = failed(comm, status, &err);
+      *error = failed_before(comm, status, &err);
       own = false;
     }
   }
