@@ -243,7 +243,7 @@ typedef struct job {
   uint64_t batch;    /* the same for all that one group call makes, 0: it makes no other */
   bool follows;      /* of what makes a communicator: it has failed because another one of the same group call has */
   bool
-      given_up_for; /* a split that goes on when its parent is shrunk with an abort; set before `cancelled` */
+      given_up_for; /* a split that goes on when its parent is shrunk with an abort, and is cancelled for that */
   bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;

@@ -25,9 +25,12 @@ bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FIN
 /* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
 static job *listed;
 
-/* A failure of the group call is heard after an abort too, because it ends more. Requires: the lock. */
-static void cancel(job *j, int32_t why) {
-  if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
+/* A failure of the group call is heard after an abort too, because it ends more. Returns false if nothing changes.
+ * Requires: the lock. */
+static bool cancel(job *j, int32_t why) {
+  bool changes = j->cancelled < why;
+  if (changes) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
+  return changes;
 }
 
 /* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here
@@ -40,8 +43,7 @@ static void give_up(job *j) {
   for (job *each = j->comm->deriving; each != j; each = each->derives_next) {
     if (!each->listed || each->kind != JOB_SPLIT) continue;
     j->calls_go_on = true;
-    each->given_up_for = true;
-    cancel(each, CANCELLED_BY_ABORT);
+    if (cancel(each, CANCELLED_BY_ABORT)) each->given_up_for = true;
   }
   pthread_cond_broadcast(&turn);
 }
@@ -141,9 +143,9 @@ static facade_result await_turn(job *j) {
     ended = j->cancelled;
     if (ended == 0) pthread_cond_wait(&turn, &comm_lock);
   }
+  bool given_up_for = j->given_up_for && ended == CANCELLED_BY_ABORT;
   pthread_mutex_unlock(&comm_lock);
   if (ended == 0) return RESULT_OK;
-  bool given_up_for = j->given_up_for && ended == CANCELLED_BY_ABORT;
   facade_result result =
       given_up_for ? fail(job_told_by(j), RESULT_REMOTE, FACADE_GIVEN_UP_FOR)
       : ended == CANCELLED_BY_GROUP
