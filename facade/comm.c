@@ -235,8 +235,7 @@ static bool was_finalized(comm_t comm) {
 facade_result comm_finalize(comm_t comm, const char *function) {
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
-  result = ready(comm, function);
-  if (result == RESULT_USAGE && was_finalized(comm)) result = finalized_already(comm, function);
+  result = was_finalized(comm) ? finalized_already(comm, function) : ready(comm, function);
   if (result != RESULT_OK) {
     comm_release(comm);
     return result;
