@@ -125,12 +125,11 @@ void split_dropped(job *j, const char *reason) {
 }
 
 /* Whether the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same
- * order. A shrink that
- * aborts ends the splits before it, some of whose ranks may not come, by its abort of the parent. Requires: the lock.
- * */
+ * order. A shrink that aborts ends the splits that go on before it, some of whose ranks may not come, by its abort of
+ * the parent. It waits for one that a group call has only collected. Requires: the lock. */
 static bool may_go_on(const job *j) {
   for (const job *each = j->comm->deriving; each != j; each = each->derives_next) {
-    if (!j->aborts || each->kind != JOB_SPLIT) return false;
+    if (!j->aborts || each->kind != JOB_SPLIT || each->cancelled == 0) return false;
   }
   return true;
 }
