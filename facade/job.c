@@ -88,11 +88,11 @@ void job_ended(job *j) {
     pthread_cond_broadcast(&turn);
   }
   j->derives = j->in_progress = j->listed = false;
-  comm_t *held = j->child != NULL ? &j->child : &j->comm;
-  if (tells && (*held)->holders >
-                   1) { /* so a user who has the result ends the communicator, and no thread of the library later */
-    (*held)->holders--;
-    *held = NULL;
+  comm_t *held[] = {&j->child, &j->comm};
+  for (int i = 0; i < 2; i++) { /* so a user who has the result ends them, and no thread of the library later */
+    if (!tells || *held[i] == NULL || (*held[i])->holders < 2) continue;
+    (*held[i])->holders--;
+    *held[i] = NULL;
   }
   pthread_mutex_unlock(&comm_lock);
 }
