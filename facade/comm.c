@@ -235,8 +235,7 @@ static bool was_finalized(comm_t comm) {
 facade_result comm_finalize(comm_t comm, const char *function) {
   facade_result result = comm_hold(comm, function);
   if (result != RESULT_OK) return result;
-  result = ready(comm, function);
-  if (result == RESULT_USAGE && was_finalized(comm)) result = finalized_already(comm, function);
+  result = was_finalized(comm) ? finalized_already(comm, function) : ready(comm, function);
   if (result != RESULT_OK) {
     comm_release(comm);
     return result;
@@ -347,7 +346,7 @@ facade_result comm_state(comm_t comm, const char *function, facade_result *error
       *error = RESULT_OK;
       own = false;
     } else if (status < 0 && asks_group(comm)) { /* it was not finalized meanwhile */
-      *error = failed(comm, status, &err);
+      *error = failed_before(comm, status, &err);
       own = false;
     }
   }
@@ -369,6 +368,9 @@ facade_result comm_ask(comm_t comm, const char *function, int what, int *answer)
     *answer = found;
   } else {
     result = ready(comm, function);
+    pthread_mutex_lock(&comm_lock); /* it may have joined since */
+    if (result == RESULT_OK) *answer = what == ASK_SIZE ? comm->size : comm->rank;
+    pthread_mutex_unlock(&comm_lock);
   }
   comm_release(comm);
   return result;

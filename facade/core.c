@@ -126,20 +126,9 @@ const char *error_behind(facade_result result) {
   return last_number != 0 && result == last_result ? own_error() : NULL;
 }
 
-/* Prints a text once as long as it is among the last ones. */
-static void print_once(const char *text) {
-  enum { REMEMBERED = 64 };
-  static uint64_t printed[REMEMBERED];
-  static unsigned next;
-  uint64_t hash = 14695981039346656037U; /* FNV-1a */
-  for (const char *c = text; *c != 0; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211U;
+static void print(const char *text) {
   pthread_mutex_lock(&printing);
-  bool known = false;
-  for (int i = 0; i < REMEMBERED; i++) known = known || printed[i] == hash;
-  if (!known) {
-    printed[next++ % REMEMBERED] = hash;
-    facade_print(text);
-  }
+  facade_print(text);
   pthread_mutex_unlock(&printing);
 }
 
@@ -156,7 +145,7 @@ facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
     comm->text_number = last_number;
     pthread_mutex_unlock(&comm_lock);
   }
-  print_once(text);
+  print(text);
   return result;
 }
 
@@ -180,6 +169,18 @@ static facade_result result_of(int32_t status) {
 
 facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err) {
   return fail(comm, result_of(status), "%s", err->message);
+}
+
+facade_result failed_before(comm_t comm, int32_t status, const sagecomm_error *err) {
+  remember(comm, result_of(status), err->message);
+  pthread_mutex_lock(&comm_lock);
+  bool printed = comm->failure_printed || strcmp(comm->text, last) == 0;
+  comm->failure_printed = true;
+  memcpy(comm->text, last, sizeof comm->text);
+  comm->text_number = last_number;
+  pthread_mutex_unlock(&comm_lock);
+  if (!printed) print(last);
+  return result_of(status);
 }
 
 facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]) {

@@ -57,6 +57,8 @@ const char *error_behind(facade_result result);
 
 /* Returns the result for a status below zero of the core, with its text as the last error. */
 facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err);
+/* Like failed(), for the failure of a group, for which users ask again and again: it prints the text once. */
+facade_result failed_before(comm_t comm, int32_t status, const sagecomm_error *err);
 
 /* Returns whether this process has loaded a library since *then was set, 0 at first, and sets it. To look for a library
  * that is not loaded
@@ -70,8 +72,7 @@ facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
  * file; and where its
  * users look for errors. */
 extern int FACADE_MARK;
-void facade_print(
-    const char *text); /* which is none of those that were printed last: users ask for a failure again and again */
+void facade_print(const char *text);
 /* Held while facade_print() runs. */
 extern pthread_mutex_t printing;
 
@@ -133,6 +134,7 @@ struct FACADE_COMM {
   char state_text[TEXT_BYTES]; /* of `state`, where that is an error; `text` may be that of a later call */
   char text[TEXT_BYTES];       /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
+  bool failure_printed; /* that of its group, for which comm_state() was asked */
   uint8_t device_type; /* of the buffers of its last operation that had some; at first those of `device` */
   int32_t device_index;
   reduction *reductions;
@@ -241,7 +243,7 @@ typedef struct job {
   uint64_t batch;    /* the same for all that one group call makes, 0: it makes no other */
   bool follows;      /* of what makes a communicator: it has failed because another one of the same group call has */
   bool
-      given_up_for; /* a split or shrink that goes on when its parent is shrunk with an abort; set before `cancelled` */
+      given_up_for; /* a split that goes on when its parent is shrunk with an abort, and is cancelled for that */
   bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;

@@ -25,23 +25,25 @@ bool job_makes(const job *j) { return j->kind != JOB_CALLS && j->kind != JOB_FIN
 /* The jobs that are no calls, from the time they may run until they have ended; protected by the lock of comm.c. */
 static job *listed;
 
-/* A failure of the group call is heard after an abort too, because it ends more. Requires: the lock. */
-static void cancel(job *j, int32_t why) {
-  if (j->cancelled < why) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
+/* A failure of the group call is heard after an abort too, because it ends more. Returns false if nothing changes.
+ * Requires: the lock. */
+static bool cancel(job *j, int32_t why) {
+  bool changes = j->cancelled < why;
+  if (changes) __atomic_store_n(&j->cancelled, why, __ATOMIC_RELEASE);
+  return changes;
 }
 
 /* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here
- * on has failed,
- * also where the shrink waits for its thread. Splits and shrinks that go on are such operations. Requires: the lock. */
+ * on has failed, also where the shrink waits for its thread. Splits that go on are such operations; shrinks are none.
+ * Requires: the lock. */
 static void give_up(job *j) {
   j->comm->given_up++;
   j->comm->state_given_up = true;
   j->calls_go_on = j->comm->in_progress > 0;
   for (job *each = j->comm->deriving; each != j; each = each->derives_next) {
-    if (!each->listed || !job_makes(each)) continue;
-    j->calls_go_on = j->calls_go_on || each->kind == JOB_SPLIT;
-    each->given_up_for = true;
-    cancel(each, CANCELLED_BY_ABORT);
+    if (!each->listed || each->kind != JOB_SPLIT) continue;
+    j->calls_go_on = true;
+    if (cancel(each, CANCELLED_BY_ABORT)) each->given_up_for = true;
   }
   pthread_cond_broadcast(&turn);
 }
@@ -86,11 +88,11 @@ void job_ended(job *j) {
     pthread_cond_broadcast(&turn);
   }
   j->derives = j->in_progress = j->listed = false;
-  comm_t *held = j->child != NULL ? &j->child : &j->comm;
-  if (tells && (*held)->holders >
-                   1) { /* so a user who has the result ends the communicator, and no thread of the library later */
-    (*held)->holders--;
-    *held = NULL;
+  comm_t *held[] = {&j->child, &j->comm};
+  for (int i = 0; i < 2; i++) { /* so a user who has the result ends them, and no thread of the library later */
+    if (!tells || *held[i] == NULL || (*held[i])->holders < 2) continue;
+    (*held[i])->holders--;
+    *held[i] = NULL;
   }
   pthread_mutex_unlock(&comm_lock);
 }
@@ -123,12 +125,11 @@ void split_dropped(job *j, const char *reason) {
 }
 
 /* Whether the splits and shrinks of the parent that were called before have ended. The ranks must call them in the same
- * order. A shrink that
- * aborts ends the splits before it, some of whose ranks may not come, by its abort of the parent. Requires: the lock.
- * */
+ * order. A shrink that aborts ends the splits that go on before it, some of whose ranks may not come, by its abort of
+ * the parent. It waits for one that a group call has only collected. Requires: the lock. */
 static bool may_go_on(const job *j) {
   for (const job *each = j->comm->deriving; each != j; each = each->derives_next) {
-    if (!j->aborts || each->kind != JOB_SPLIT) return false;
+    if (!j->aborts || each->kind != JOB_SPLIT || each->cancelled == 0) return false;
   }
   return true;
 }
@@ -141,9 +142,9 @@ static facade_result await_turn(job *j) {
     ended = j->cancelled;
     if (ended == 0) pthread_cond_wait(&turn, &comm_lock);
   }
+  bool given_up_for = j->given_up_for && ended == CANCELLED_BY_ABORT;
   pthread_mutex_unlock(&comm_lock);
   if (ended == 0) return RESULT_OK;
-  bool given_up_for = j->given_up_for && ended == CANCELLED_BY_ABORT;
   facade_result result =
       given_up_for ? fail(job_told_by(j), RESULT_REMOTE, FACADE_GIVEN_UP_FOR)
       : ended == CANCELLED_BY_GROUP

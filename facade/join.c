@@ -86,10 +86,13 @@ facade_result join_run(job *j) {
                                   : core()->group_shrink(&child, 1, &group, &err);
   }
   facade_result result = status < 0 ? failed(told, status, &err) : RESULT_OK;
-  int32_t cancelled = __atomic_load_n(&j->cancelled, __ATOMIC_ACQUIRE);
+  pthread_mutex_lock(&comm_lock);
+  int32_t cancelled = j->cancelled;
+  bool given_up_for = j->given_up_for;
+  pthread_mutex_unlock(&comm_lock);
   if (status == SAGECOMM_ABORTED && cancelled == CANCELLED_BY_GROUP) {
     result = fail(told, result, FACADE_ANOTHER_FAILED);
-  } else if (status == SAGECOMM_ABORTED && cancelled != 0 && j->given_up_for) {
+  } else if (status == SAGECOMM_ABORTED && cancelled != 0 && given_up_for) {
     result = fail(told, result, FACADE_GIVEN_UP_FOR);
   }
   if (result == RESULT_OK && group != 0) result = accept(made, group);

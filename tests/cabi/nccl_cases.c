@@ -119,6 +119,13 @@ static void derives(int size) {
     n = -1;
   }
   if (my_rank == last) meet();
+  for (int i = 0; i < 100; i++) { /* success always comes with the answer */
+    ncclResult_t result = ncclCommSplit(comm, 0, my_rank, &child, NULL);
+    for (n = -1; result == ncclInProgress || result == ncclInvalidArgument;) result = ncclCommCount(child, &n);
+    CHECK(result == ncclSuccess && n == size);
+    settle(child, ncclInProgress);
+    OK(ncclCommDestroy(child));
+  }
   meet();
   CHECK(sum(comm, 1) == size);
   OK(ncclCommDestroy(comm));

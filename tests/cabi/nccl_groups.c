@@ -252,7 +252,8 @@ static void others(int size) {
   OK(ncclCommAbort(comm));
 }
 
-/* A shrink that aborts the parent ends the splits that go on, which the last rank does not call. */
+/* A shrink that aborts the parent ends the splits that go on, which the last rank does not call. No rank shrinks it
+ * before all have begun their splits: one that begins later fails for the abort. */
 static void stuck(int size) {
   ncclComm_t comm = communicator(size, 0), first = NULL, second = NULL, child = NULL;
   ncclResult_t state = ncclSuccess;
@@ -261,6 +262,7 @@ static void stuck(int size) {
     CHECK(ncclCommSplit(comm, 0, my_rank, &first, NULL) == ncclInProgress);
     if (my_rank == 0) CHECK(ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, 0, &second, NULL) == ncclInProgress);
     if (my_rank != 0) CHECK(ncclCommSplit(comm, 0, my_rank, &second, NULL) == ncclInProgress);
+    meet();
     CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
     settle(child, ncclInProgress);
     CHECK(sum(child, 1) == size - 1);
@@ -274,6 +276,7 @@ static void stuck(int size) {
     settle(comm, ncclInProgress);
     OK(ncclCommDestroy(child));
   } else {
+    meet();
     while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
     expect(state, ncclRemoteError, comm, "it is shrunk");
   }

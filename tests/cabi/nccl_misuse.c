@@ -145,12 +145,14 @@ static void prints(int size) {
     CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclRemoteError);
     for (int i = 0; i < 10; i++) OK(ncclCommGetAsyncError(comm, &state));
     CHECK(state == ncclRemoteError);
+    for (int i = 0; i < 2; i++) CHECK(ncclCommCount(comm, NULL) == ncclInvalidArgument); /* each is printed */
+    OK(ncclCommGetAsyncError(comm, &state));
     OK(ncclCommAbort(comm));
   }
   CHECK(dup2(before, 2) == 2 && pread(fd, text, sizeof text - 1, 0) >= 0);
   for (const char *at = text; (at = strstr(at, "NCCL WARN")) != NULL; at++) lines++;
-  if (lines != (my_rank == 0 ? 0 : 1)) fprintf(stderr, "%s\n", text);
-  CHECK(lines == (my_rank == 0 ? 0 : 1));
+  if (lines != (my_rank == 0 ? 0 : 3)) fprintf(stderr, "%s\n", text);
+  CHECK(lines == (my_rank == 0 ? 0 : 3));
 }
 
 /* A communicator whose finalization has failed gives that error from then on. */
