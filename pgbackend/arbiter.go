@@ -21,7 +21,7 @@ const (
 	abortWait    = 50 * time.Millisecond  // how long an abort or a timeout waits for the verdict
 	callerWait   = 150 * time.Millisecond // how long a failure does that a thread of a caller declares: Ctrl-C has 200 ms
 	mismatchWait = 500 * time.Millisecond // how long a mismatch does, which has 1 s
-	deathWait    = 700 * time.Millisecond // how long a death does, which has 3 s, and is noticed after 2 s at the latest: storeLimit and a round trip on each link of a path
+	deathWait    = 700 * time.Millisecond // how long a death does, which has 3 s, and is noticed after 2 s by default: storeLimit and a round trip on each link of a path
 	flushLimit   = 500 * time.Millisecond // how long Destroy waits until frames of the verdict are sent
 	closeLimit   = 500 * time.Millisecond // how long close waits for a link that does not return
 )

@@ -85,7 +85,7 @@ type Group struct {
 	sparseSums atomic.Int64 // number of sparse all_reduces that this rank has issued
 	exchanges  atomic.Int64 // number of control exchanges that are under way on this rank
 
-	// lostExchange is set when an exchange that was under way ends with the failure of the group.
+	// lostExchange is set when an exchange fails. Finish reads it in a group that has failed.
 	lostExchange atomic.Bool
 
 	description atomic.Pointer[string] // the user's description of the group

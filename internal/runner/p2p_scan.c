@@ -98,10 +98,10 @@ int scr_p2p_scan(scr_group *g, int64_t now, int32_t *peer, scr_run **culprit) {
 bool scr_p2p_oldest(scr_group *g, scr_incident *out) {
   scr_spin_lock(&g->p2p.lock);
   const scr_run *r = recvs_of(g).head;
-  for (int32_t p = 0; p < g->size && r == NULL; p++) {
+  for (int32_t i = 0; i < scr_n_visited(g) && r == NULL; i++) {
     posted_list lists[PAIR_LISTS];
-    lists_of_pair(&g->p2p.pair[p], lists);
-    for (int i = 0; i < PAIR_LISTS && r == NULL; i++) r = lists[i].head;
+    lists_of_pair(&g->p2p.pair[g->visited[i]], lists);
+    for (int list = 0; list < PAIR_LISTS && r == NULL; list++) r = lists[list].head;
   }
   if (r) {
     scr_describe_incident(r, SCR_INCIDENT_TIMEOUT, out);
