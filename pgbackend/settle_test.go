@@ -48,29 +48,26 @@ func ended(t *testing.T, end <-chan error) {
 	}
 }
 
+// endInSlices returns a function that waits as the shim does, and destroys the group.
+func endInSlices(wait Wait) func(*Group) error {
+	return func(g *Group) error {
+		for {
+			if again, f := g.Settle(10*time.Millisecond, wait); f != nil {
+				return f
+			} else if !again {
+				return g.Destroy()
+			}
+		}
+	}
+}
+
 // A peer that dies while this rank destroys the group makes operations that are left fail with that, at once. So it does where this rank has
 // waited in slices before.
 func TestDeathWhileOperationsOnDevicesAreLeft(t *testing.T) {
 	for name, end := range map[string]func(g *Group) error{
-		"destroy": (*Group).Destroy,
-		"in slices": func(g *Group) error {
-			for {
-				if again, f := g.Settle(10*time.Millisecond, WaitFull); f != nil {
-					return f
-				} else if !again {
-					return g.Destroy()
-				}
-			}
-		},
-		"briefly": func(g *Group) error {
-			for {
-				if again, f := g.Settle(10*time.Millisecond, WaitBrief); f != nil {
-					return f
-				} else if !again {
-					return g.Destroy()
-				}
-			}
-		},
+		"destroy":   (*Group).Destroy,
+		"in slices": endInSlices(WaitFull),
+		"briefly":   endInSlices(WaitBrief),
 	} {
 		for _, on := range []string{"host", "device"} {
 			t.Run(name+"/"+on, func(t *testing.T) {

@@ -78,17 +78,6 @@ def a_peer_dies_in_the_end(rank: int, size: int, store: str) -> None:
     assert forgotten()
 
 
-def a_peer_dies_behind_the_last_operation(rank: int, size: int, store: str) -> None:
-    """Nothing waits for it, so the end raises nothing, also where the death has made the group fail before."""
-    join(rank, size, store, timeout=MINUTE)
-    warm()
-    meet("warm")
-    if rank == 1:
-        os._exit(3)
-    dist.destroy_process_group()
-    assert forgotten()
-
-
 def a_peer_is_late(rank: int, size: int, store: str) -> None:
     """The end of a group waits for it longer than it waits for operations of the CPU."""
     join(rank, size, store, timeout=MINUTE)

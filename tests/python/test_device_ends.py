@@ -25,9 +25,8 @@ keeps_members = pytest.mark.skipif(
 SETTINGS: dict[str, Any] = {"EMULATOR_KICK_MS": "5"}
 
 
-@pytest.mark.parametrize("program", ["a_peer_dies_in_the_end", "a_peer_dies_behind_the_last_operation"])
-def test_a_death_in_the_end(cuda_bed: CudaBed, program: str) -> None:
-    cuda_bed.ranks(f"device_ends:{program}", 2, dies=1, **SETTINGS)
+def test_a_death_in_the_end(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_ends:a_peer_dies_in_the_end", 2, dies=1, **SETTINGS)
 
 
 @pytest.mark.parametrize(
