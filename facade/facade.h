@@ -135,7 +135,7 @@ struct FACADE_COMM {
   char text[TEXT_BYTES];       /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
   bool failure_printed; /* that of its group, for which comm_state() was asked */
-  uint8_t device_type; /* of the buffers of its last operation that had some; at first those of `device` */
+  uint8_t device_type;  /* of the buffers of its last operation that had some; at first those of `device` */
   int32_t device_index;
   reduction *reductions;
   int n_reductions;
@@ -242,9 +242,8 @@ typedef struct job {
   int32_t cancelled; /* not 0: it is to end, CANCELLED_... */
   uint64_t batch;    /* the same for all that one group call makes, 0: it makes no other */
   bool follows;      /* of what makes a communicator: it has failed because another one of the same group call has */
-  bool
-      given_up_for; /* a split that goes on when its parent is shrunk with an abort, and is cancelled for that */
-  bool derives;     /* it is in the list `deriving` of its communicator, until it has ended */
+  bool given_up_for; /* a split that goes on when its parent is shrunk with an abort, and is cancelled for that */
+  bool derives;      /* it is in the list `deriving` of its communicator, until it has ended */
   struct job *derives_next;
   facade_result result;
   char text[TEXT_BYTES];
