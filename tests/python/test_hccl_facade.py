@@ -140,19 +140,20 @@ show(library.HcclAllReduce(ctypes.byref(value), ctypes.byref(value), 1, 2, 0, co
     assert "rank 1" in text
 
 
-def test_each_text_is_printed_once() -> None:
+def test_each_call_that_fails_is_printed() -> None:
     program = f"""
 import ctypes
 library = ctypes.CDLL({str(FACADE)!r})
-for _ in range(3):
+for _ in range(2):
     assert library.HcclCommSuspend(None) == 5
     assert library.HcclCommResume(None) == 5
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stderr.splitlines() == [
+    both = [
         "HCCL WARNING sagecomm: HcclCommSuspend: a communicator cannot be suspended: destroy it, and make a new one",
         "HCCL WARNING sagecomm: HcclCommResume: no communicator was suspended",
     ]
+    assert run.stderr.splitlines() == both + both
     none = {"ASCEND_GLOBAL_LOG_LEVEL": "4"}
     quiet = subprocess.run([sys.executable, "-c", program], env=none, capture_output=True, text=True, check=True)
     assert quiet.stderr == ""
