@@ -91,6 +91,11 @@ def test_reconfigure_behind_a_failure(cuda_bed: CudaBed) -> None:
 
 
 @keeps_members
+def test_reconfigure_in_vain_behind_a_failure(cuda_bed: CudaBed) -> None:
+    cuda_bed.ranks("device_ends:reconfigured_in_vain_behind_a_failure", 2, **SETTINGS)
+
+
+@keeps_members
 @pytest.mark.parametrize("to", [1, 2])
 def test_reconfigure_with_an_operation(cuda_bed: CudaBed, to: int) -> None:
     cuda_bed.ranks("device_ends:reconfigured_with_an_operation", 2, to, **SETTINGS)
