@@ -245,8 +245,8 @@ def reconfigured_behind_a_failure(rank: int, size: int, store: str) -> None:
 
 
 def reconfigured_in_vain_behind_a_failure(rank: int, size: int, store: str) -> None:
-    """An operation of the old members has failed, and no call has raised that. reconfigure() does not either where it is
-    aborted when the old members have gone: the next one does."""
+    """An operation of the old members has failed, and no call has raised that. reconfigure() is aborted when they have
+    gone, so the next one raises it."""
     me = Member(rank, size, store)
     me.reconfigure(1, 0, 1)
     warm()
