@@ -13,22 +13,16 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// impatient sets how long Destroy waits for operations. What another test has waited for in vain does not make that shorter.
+// impatient sets how long Destroy waits for operations. What an earlier test has waited for in vain does not make that shorter.
 func impatient(t *testing.T, d time.Duration) {
 	t.Helper()
-	forget := func() {
-		p := Get()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.inVain = time.Time{}
-	}
-	forget()
+	p := Get()
+	p.mu.Lock()
+	p.inVain = time.Time{}
+	p.mu.Unlock()
 	before := destroyTimeout
 	destroyTimeout = d
-	t.Cleanup(func() {
-		destroyTimeout = before
-		forget()
-	})
+	t.Cleanup(func() { destroyTimeout = before })
 }
 
 // Destroy waits for the operations that all ranks have issued, in whatever order ranks and groups are destroyed.

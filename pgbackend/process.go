@@ -35,7 +35,6 @@ type Process struct {
 	linkProbes linkProbes        // what these links cost
 	created    uint64            // number of groups created so far
 	inVain     time.Time         // time at which Destroy last gave up waiting for peers
-	stuck      bool              // a Destroy then, or one not long before, has waited for a stream
 
 	factors       sync.Mutex                     // guards factorReaders
 	factorReaders map[coll.Device][]factorReader // by which no factor is being read

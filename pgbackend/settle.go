@@ -48,7 +48,6 @@ type settling struct {
 	began    time.Time     // 0: nobody has waited yet
 	brief    time.Time     // when the first brief wait began; 0: none has
 	limit    time.Duration // of operations that do not have as long as they may take
-	stuck    bool          // another group has just waited in vain for a stream
 	since    time.Time     // begin of that limit
 	carried  time.Time     // when data of this group were last seen to come from other hosts or to go there
 	moved    uint64        // how much of them
@@ -175,8 +174,7 @@ func (s *settling) isOver(g *Group, wait Wait, tells bool) bool {
 	now := time.Now()
 	if s.began.IsZero() {
 		s.began, s.since, s.quiet, s.asked = now, now, now, now
-		s.limit, s.stuck = g.process.destroyLimit()
-		s.moved, s.progress, s.pause = g.movedBetweenHosts(), g.progress(), settleAsks
+		s.limit, s.moved, s.progress, s.pause = g.process.destroyLimit(), g.movedBetweenHosts(), g.progress(), settleAsks
 	}
 	if s.gaveUp != "" || g.cause.Load() != nil {
 		return true
@@ -196,7 +194,6 @@ func (s *settling) isOver(g *Group, wait Wait, tells bool) bool {
 		return false
 	}
 	s.giveUp(g, time.Since(s.began), tells)
-	g.process.destroyTimedOut(wait == WaitFull && g.awaitsStream())
 	return true
 }
 
@@ -217,10 +214,10 @@ func (s *settling) leavesTime(g *Group, wait Wait, now time.Time) bool {
 	}
 	s.since = now
 	waited := now.Sub(later(s.quiet, s.carried))
-	if s.stuck && g.awaitsStream() { // a device that has not gone on for one group does not for the next
-		return waited < s.limit
+	if waited < g.timeout()+settleGrace {
+		return true
 	}
-	return waited < g.timeout()+settleGrace || g.ownTimeoutRuns(waited)
+	return g.ownTimeoutRuns(waited)
 }
 
 // ownTimeoutRuns reports whether the oldest operation on a device has a timeout of its own that is longer than the group's. A thread that
@@ -268,6 +265,7 @@ func (s *settling) giveUp(g *Group, waited time.Duration, tells bool) {
 	if s.namesAll || tells && g.onDevices() {
 		s.unfinished = g.unfinishedHere(s.gaveUp, waited)
 	}
+	g.process.destroyTimedOut()
 }
 
 func later(a, b time.Time) time.Time {
@@ -335,22 +333,18 @@ func (g *Group) onDevices() bool {
 func (g *Group) unfinished() bool { return g.unfinishedRuns() > 0 || g.composites.Load() > 0 }
 
 // destroyLimit returns how long Destroy waits for operations. After a Destroy that gave up, the next ones wait a tenth as long,
-// because peers that did not join the operations of one group rarely join those of the next. stuck reports whether one of them has waited for a
-// stream as long as operations may take.
-func (p *Process) destroyLimit() (limit time.Duration, stuck bool) {
+// because peers that did not join the operations of one group rarely join those of the next.
+func (p *Process) destroyLimit() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if time.Since(p.inVain) < destroyTimeout {
-		return destroyTimeout / 10, p.stuck
+		return destroyTimeout / 10
 	}
-	return destroyTimeout, false
+	return destroyTimeout
 }
 
-// destroyTimedOut notes that Destroy has given up. stuck: it has waited for a stream as long as operations may take.
-func (p *Process) destroyTimedOut(stuck bool) {
+func (p *Process) destroyTimedOut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
-	p.stuck = stuck || p.stuck && now.Sub(p.inVain) < destroyTimeout
-	p.inVain = now
+	p.inVain = time.Now()
 }

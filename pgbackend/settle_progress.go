@@ -58,17 +58,6 @@ func (g *Group) streamIsLate() bool {
 	return called && late
 }
 
-// awaitsStream reports whether operations on devices wait for a stream: one is late, or that of this rank has not reached what it has called,
-// whatever peers have called. The timeout of such an operation does not run here.
-func (g *Group) awaitsStream() bool {
-	d := g.device.Load()
-	if d == nil {
-		return false
-	}
-	mine, called := d.run.LastIn(runner.DeviceLane, g.rank)
-	return called && d.run.Reached(g.rank) < mine.Sequence || g.streamIsLate()
-}
-
 // reports reports whether the engine of the device lane has an error that is about to make the group fail.
 func (g *Group) reports() bool {
 	d := g.device.Load()
