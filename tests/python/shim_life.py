@@ -182,10 +182,14 @@ def ctrl_c_while_another_thread_ends_a_group() -> None:
         over.set()
 
     fake.fake_settle_after(FOR_EVER)
-    thread = threading.Thread(target=end)
-    thread.start()
+    thread = threading.Thread(target=end, daemon=True)
+
+    def begin_and_wait() -> None:
+        thread.start()  # the signal comes when it has waited, so not before this call
+        over.wait()
+
     with interrupt_when(lambda: fake.fake_await_slices(2)):
-        raises(KeyboardInterrupt, over.wait)
+        raises(KeyboardInterrupt, begin_and_wait)
     fake.fake_await_slices(fake.fake_slices() + 2)
     assert not over.is_set()
     direct.abort()

@@ -91,8 +91,9 @@ def test_reconfigure_behind_a_failure(cuda_bed: CudaBed) -> None:
 
 
 @keeps_members
-def test_reconfigure_in_vain_behind_a_failure(cuda_bed: CudaBed) -> None:
-    cuda_bed.ranks("device_ends:reconfigured_in_vain_behind_a_failure", 2, **SETTINGS)
+@pytest.mark.parametrize("call", [False, True])
+def test_reconfigure_in_vain_behind_a_failure(cuda_bed: CudaBed, call: bool) -> None:
+    cuda_bed.ranks("device_ends:reconfigured_in_vain_behind_a_failure", 2, call, **SETTINGS)
 
 
 @keeps_members
