@@ -91,6 +91,12 @@ def test_reconfigure_behind_a_failure(cuda_bed: CudaBed) -> None:
 
 
 @keeps_members
+@pytest.mark.parametrize("call", [False, True])
+def test_reconfigure_in_vain_behind_a_failure(cuda_bed: CudaBed, call: bool) -> None:
+    cuda_bed.ranks("device_ends:reconfigured_in_vain_behind_a_failure", 2, call, **SETTINGS)
+
+
+@keeps_members
 @pytest.mark.parametrize("to", [1, 2])
 def test_reconfigure_with_an_operation(cuda_bed: CudaBed, to: int) -> None:
     cuda_bed.ranks("device_ends:reconfigured_with_an_operation", 2, to, **SETTINGS)
