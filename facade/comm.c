@@ -363,9 +363,12 @@ facade_result comm_ask(comm_t comm, const char *function, int what, int *answer)
   pthread_mutex_lock(&comm_lock);
   bool known = what == ASK_DEVICE || comm->size > 0; /* a split or shrink knows its place when it has joined */
   int found = what == ASK_SIZE ? comm->size : what == ASK_RANK ? comm->rank : comm->device;
+  bool early = !known && comm->state == RESULT_IN_PROGRESS;
   pthread_mutex_unlock(&comm_lock);
   if (known) {
     *answer = found;
+  } else if (early) {
+    result = asked_early(comm, function);
   } else {
     result = ready(comm, function);
     pthread_mutex_lock(&comm_lock); /* it may have joined since */

@@ -59,6 +59,9 @@ const char *error_behind(facade_result result);
 facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err);
 /* Like failed(), for the failure of a group, for which users ask again and again: it prints the text once. */
 facade_result failed_before(comm_t comm, int32_t status, const sagecomm_error *err);
+/* Refuses a question about a communicator that is being made, which users ask again and again: it prints the text
+ * once. */
+facade_result asked_early(comm_t comm, const char *function);
 
 /* Returns whether this process has loaded a library since *then was set, 0 at first, and sets it. To look for a library
  * that is not loaded
@@ -135,6 +138,7 @@ struct FACADE_COMM {
   char text[TEXT_BYTES];       /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
   bool failure_printed; /* that of its group, for which comm_state() was asked */
+  bool early_printed;   /* a refusal of comm_ask(), because it is being made */
   uint8_t device_type;  /* of the buffers of its last operation that had some; at first those of `device` */
   int32_t device_index;
   reduction *reductions;
