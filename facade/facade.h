@@ -226,7 +226,7 @@ typedef struct job {
   int n_ranks;
   uint64_t label;   /* of a subset */
   bool aborts;      /* a shrink that aborts its parent */
-  bool calls_go_on; /* of such a shrink: calls of the parent were in progress when it began */
+  bool outstanding; /* of such a shrink: something of the parent was outstanding when its user called it */
   void *context;    /* of calls: that of the thread that called, NULL: it had none */
   int device;       /* of that context */
   call *calls;      /* owned */
