@@ -1,11 +1,9 @@
 /* comm.c: communicators, which are groups of the core with what the vendor's interface asks for besides.
  *
  * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a
- * call holds its
- * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits
- * until nobody touches
- * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses
- * it afterwards. */
+ * call holds its communicator, and the last one that leaves frees it. An abort on another thread ends joins and
+ * operations, waits until nobody touches buffers of the communicator's calls, and returns. A thread that waits for a
+ * stream touches none: comm_begin() refuses it afterwards. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +15,7 @@ static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 static comm_t all;
 
 /* A child of a fork has none of the threads that use a communicator, and may not wait for them. It can end its parent's
- * communicators
- * for itself and is refused everything else, before it takes another lock than these two. */
+ * communicators for itself and is refused everything else, before it takes another lock than these two. */
 static bool forked;
 
 static void lock_all(void) {

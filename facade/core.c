@@ -21,8 +21,8 @@ static atomic_uint_least64_t errors;
 static char published[TEXT_BYTES];
 static uint64_t published_number;
 
-/* A communicator's text may change meanwhile, so the caller gets a copy, which is valid until this thread asks again.
- * */
+/* A communicator's text may change meanwhile, so the caller gets a copy, which is valid until this thread asks
+ * again. */
 static _Thread_local char shown[TEXT_BYTES];
 
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
@@ -40,11 +40,9 @@ static const sagecomm_api *functions_of(void *library) {
 }
 
 /* Leaves all groups, so that peers do not take the end of a process that destroys no communicator for a failure. It
- * does nothing in a
- * forked child, and nothing that is left to do after the backend `sagecomm` has done so. Exit handlers run in reverse
- * order: this one
- * runs before those of the vendor's runtime, which the process has opened before. The library stays loaded until then
- * (-z nodelete). */
+ * does nothing in a forked child, and nothing that is left to do after the backend `sagecomm` has done so. Exit
+ * handlers run in reverse order: this one runs before those of the vendor's runtime, which the process has opened
+ * before. The library stays loaded until then (-z nodelete). */
 static void say_goodbye(void) { api->shutdown(); }
 
 /* A process has one Go runtime: the core that it has loaded is used, whoever loaded it. Otherwise it is the one beside

@@ -188,9 +188,8 @@ void job_free(job *j) {
 }
 
 /* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which
- * its first
- * operation is. Operations on host memory before come behind their streams in the context of the thread that called
- * them. */
+ * its first operation is. Operations on host memory before come behind their streams in the context of the thread that
+ * called them. */
 static void *context_of(const job *j) {
   comm_t comm = job_told_by(j);
   pthread_mutex_lock(&comm_lock);

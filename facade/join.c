@@ -1,5 +1,5 @@
-/* join.c: jobs that make communicators. Their ranks meet in the core: at a unique id, or through the parent of a split.
- * */
+/* join.c: jobs that make communicators. Their ranks meet in the core: at a unique id, or through the parent of a
+ * split. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

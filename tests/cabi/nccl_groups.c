@@ -1,6 +1,6 @@
 /* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
- * one case on host memory:
- * what a group call that fails leaves, and what a shrink that aborts has to do with other calls.
+ * one case on host memory: what a group call that fails leaves, and what a shrink that aborts has to do with other
+ * calls.
  * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|later|others|stuck|crosses RANKS */
 #include "nccl_play.h"
 

@@ -1,8 +1,8 @@
 /* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
- * one case on host memory:
- * a wrong call is refused on the rank that makes it, no other communicator waits for it, and none is harmed.
- * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints RANKS
- * */
+ * one case on host memory: a wrong call is refused on the rank that makes it, no other communicator waits for it, and
+ * none is harmed.
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints
+ * RANKS */
 #include "nccl_play.h"
 
 static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {

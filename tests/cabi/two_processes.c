@@ -1,5 +1,5 @@
-/* two_processes.c uses libsagecomm.so from C, without Python and torch: two processes, a store made of files, an all_reduce
- * with every way to wait for it, and the refusal in a forked child.
+/* two_processes.c uses libsagecomm.so from C, without Python and torch: two processes, a store made of files, an
+ * all_reduce with every way to wait for it, and the refusal in a forked child.
  * Usage: two_processes LIBRARY DIRECTORY */
 #define _GNU_SOURCE
 #include <dlfcn.h>
