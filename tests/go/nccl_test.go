@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 // facadeOf builds the facade of NCCL from its sources, with the core beside it, into a folder where the dynamic linker finds it under
@@ -161,7 +163,7 @@ func playCases(t *testing.T, file string, cases ...string) {
 		for _, size := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
 				t.Parallel()
-				if size > 3 && testing.Short() {
+				if size > 3 && testing.Short() || size < 3 && quick.Only() {
 					t.Skip("three ranks suffice")
 				}
 				ranksAgree(t, program, name, fmt.Sprint(size))
@@ -186,6 +188,9 @@ func TestFacadeOnHostMemory(t *testing.T) {
 	sizes := []int{1, 2, 3, 4, 8}
 	if testing.Short() {
 		sizes = []int{2, 3}
+	}
+	if quick.Only() {
+		sizes = sizes[1:]
 	}
 	for _, how := range []string{"processes", "threads", "leaves"} {
 		for _, size := range sizes {

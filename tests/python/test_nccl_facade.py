@@ -19,6 +19,7 @@ import pytest
 
 from facade_processes import in_processes
 from nccl_facade import FACADE, FLOAT32, INVALID_ARGUMENT, INVALID_USAGE, PYNCCL, REMOTE_ERROR, SUM, Error, Library
+from selection import quickly
 
 N = 24
 Floats = ctypes.c_float * N
@@ -115,7 +116,7 @@ def killed_beside_splits(seed: int, unique_id: bytes, rank: int, size: int) -> N
     library.call("ncclCommDestroy", comm)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 12))])
+@pytest.mark.parametrize("seed", quickly([0], range(12)))
 def test_a_rank_dies_beside_splits(seed: int) -> None:
     death = signal.SIGKILL if seed == 0 else signal.SIGALRM
     in_processes(partial(killed_beside_splits, seed), unique_id, 3, last=death)
@@ -165,6 +166,7 @@ def test_one_go_runtime_in_a_process(tmp_path: Path) -> None:
     core = shutil.copy(FACADE.with_name("libsagecomm.so"), tmp_path / "core.so")
     program = f"""
 import ctypes
+from selection import quickly
 core = ctypes.CDLL({str(core)!r})
 assert ctypes.CDLL({str(FACADE)!r}).ncclGetUniqueId(ctypes.create_string_buffer(128)) == 0
 files = {{line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}}
