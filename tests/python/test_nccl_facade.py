@@ -166,7 +166,6 @@ def test_one_go_runtime_in_a_process(tmp_path: Path) -> None:
     core = shutil.copy(FACADE.with_name("libsagecomm.so"), tmp_path / "core.so")
     program = f"""
 import ctypes
-from selection import quickly
 core = ctypes.CDLL({str(core)!r})
 assert ctypes.CDLL({str(FACADE)!r}).ncclGetUniqueId(ctypes.create_string_buffer(128)) == 0
 files = {{line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}}
