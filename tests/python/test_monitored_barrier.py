@@ -42,8 +42,10 @@ def looks_once() -> None:
     dist.barrier()
     store = c10d._get_default_store()
     if dist.get_rank() == 1:
+        store.set("passed", "")  # else the failure might end the first barrier of this rank
         store.wait(["given up"])
         return
+    store.wait(["passed"])
     with pytest.raises(sagecomm.CollectiveTimeout, match="not arrived: rank 1") as raised:
         sagecomm.monitored_barrier(timeout=timedelta(0))
     assert str(raised.value).startswith("Rank 0 timed out in monitoredBarrier after 0 ms; ")
