@@ -56,7 +56,7 @@ def test_the_analyser_finds_no_mismatch_where_there_is_none(fresh_world: FreshWo
     assert "error" not in printed.lower()
     assert "Not all ranks" not in printed
     assert "mismatch" not in printed.lower()
-    assert len(database.collectives) == len(COLLECTIVES) + 5
+    assert len(database.collectives) == len(COLLECTIVES) + 5, printed
     assert all(each.pass_check and each.type_of_mismatch is None for each in database.collectives)
     assert len(database.ncclcalls) == 2 * len(database.collectives)
     assert [(group.desc, group.size) for group in database.groups] == [("default_pg", 2)]
@@ -92,8 +92,8 @@ def test_dumps_are_written_where_torch_writes_them(fresh_world: FreshWorldOf, tm
     directory = tmp_path / "dumps"
     directory.mkdir()
     fresh_world(2, ANALYSABLE).run(all_kinds_and_dump, str(directory / "rank_"))
-    database, _ = analyse(directory)
-    assert len(database.collectives) == len(COLLECTIVES) + 5
+    database, printed = analyse(directory)
+    assert len(database.collectives) == len(COLLECTIVES) + 5, printed
 
 
 # ---- torch's own recorder ----
