@@ -129,21 +129,6 @@ def test_each_first_order_is_needed(cuda_bed: CudaBed, call: str) -> None:
         )
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
-@pytest.mark.parametrize("schedule", quickly([ALL[3]], ALL), ids=str)
-@pytest.mark.parametrize("queues", quickly([], ["1", "2", "3"]))
-def test_programs_with_few_hardware_queues(cuda_bed: CudaBed, schedule: Schedule, queues: str) -> None:
-    """Streams of the library block neither each other nor the user's where they share a queue of the hardware."""
-    cuda_bed.ranks(
-        "device_calls:under_fake_cuda",
-        2,
-        schedule=schedule.name,
-        seed=schedule.seed,
-        EMULATOR_QUEUES=queues,
-        EMULATOR_KICK_MS=KICK_MS,
-    )
-
-
 @quick_if_lazy
 def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -> None:
     ranks(fresh_world, schedule).run(checked, device_programs.consumer_waits_for_the_copy_back)

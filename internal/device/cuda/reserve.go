@@ -2,10 +2,13 @@
 
 package cuda
 
+// #include <stdlib.h>
+import "C"
+
 import (
-	"os"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"gorgonia.org/cu"
 
@@ -77,7 +80,14 @@ func (d *Driver) queuesOfRecvs() int {
 	if err != nil || greatest+int(device.Recvs) >= least {
 		return 0
 	}
-	return min(connections(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS")), reserveSize)
+	return min(connections(variable("CUDA_DEVICE_MAX_CONNECTIONS")), reserveSize)
+}
+
+// variable returns a variable of the environment as the driver finds it: os.Getenv has those with which the process was started.
+func variable(name string) string {
+	c := C.CString(name)
+	defer C.free(unsafe.Pointer(c))
+	return C.GoString(C.getenv(c))
 }
 
 // connections returns how many queues of the hardware a device has for each priority, by the variable of the driver.
