@@ -12,7 +12,7 @@ import torch.distributed as dist
 from device_calls import run_under_fake_cuda
 from device_programs import SUM, accelerator, expect, full, mine
 
-MANY = 300  # operations, of which a stream has room for about 120
+MANY = 300  # operations, of which a stream has room for about 85
 FEW_ELEMENTS = 10
 
 
