@@ -138,14 +138,17 @@ func (e *Engine) queueFor(b device.Access, on place, s *streams, memory *block, 
 	q.rt = rt
 	n := l.commands()
 	e.issuing.Lock()
-	q.full = !e.pool.fits(s, n)
+	role, full := s.role, !e.pool.fits(s, n)
 	e.issuing.Unlock()
+	if role == device.Recvs { // there was room, and there are no more queues
+		return q
+	}
 	more := n[sideIn]/mostQueued + n[sideOut]/mostQueued
-	if q.full {
+	if q.full = full; full {
 		more++
 	}
 	for range more {
-		next, err := e.pool.takeStreams(rt, on, s.role)
+		next, err := e.pool.takeStreams(rt, on, role)
 		if err != nil { // the operation goes on in those that are full, and the driver may block this thread
 			break
 		}
