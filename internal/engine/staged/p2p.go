@@ -36,7 +36,8 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
 	}
 	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
-	l.sends = op.Kind == coll.Send
+	_, waits := b.(device.Waiter)
+	l.sends = waits && op.Kind == coll.Send
 	b, from, s := e.accessFor(b, op, &l)
 	if s == nil {
 		s, err = e.makeP2P(b, from, op.Root)
