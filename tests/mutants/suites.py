@@ -47,7 +47,12 @@ PYTHON = {
 # Packages, then the tests of them; all tests if no pattern follows.
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
-    "pools": ["./internal/engine/staged", "./internal/engine/vendor", "-run", "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|ForASend|OfTheirOwn"],
+    "pools": [
+        "./internal/engine/staged",
+        "./internal/engine/vendor",
+        "-run",
+        "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|ForASend|OfTheirOwn",
+    ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],

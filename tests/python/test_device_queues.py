@@ -1,7 +1,7 @@
 """Streams of the library block neither each other nor the user's where they share queues of the hardware.
 
-A stream that waits for a word holds up what was queued behind it in its queue, also in other streams. The driver of CUDA has
-CUDA_DEVICE_MAX_CONNECTIONS queues for the streams of each priority."""
+A stream that waits for a word holds up what was queued behind it in its queue, also in other streams. The driver of
+CUDA has CUDA_DEVICE_MAX_CONNECTIONS queues for the streams of each priority."""
 
 from __future__ import annotations
 

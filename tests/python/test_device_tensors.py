@@ -19,7 +19,7 @@ import device_p2p
 import device_pipeline
 import device_programs
 from cuda_bed import CudaBed
-from device_bed import ALL, Schedule, Worlds, built, by_turns, quick_if_lazy, quick_if_random
+from device_bed import Schedule, Worlds, built, by_turns, quick_if_lazy, quick_if_random
 from selection import quickly
 from worlds import World
 
