@@ -3,7 +3,7 @@ they are queued. No call waits for a peer meanwhile: what peers need comes behin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ def peer() -> int:
     return 1 - dist.get_rank()
 
 
-def wait_for(works: list[dist.Work | None]) -> None:
+def wait_for(works: Sequence[dist.Work | None]) -> None:
     for work in works:
         assert work is not None
         work.wait()
@@ -83,7 +83,7 @@ def outputs_are_inputs() -> None:
     if dist.get_rank() == 1:
         dist.recv(y, 0)
         x += y - 7
-    works = [dist.all_reduce(x, async_op=True) for _ in range(MANY)]
+    works: list[dist.Work | None] = [dist.all_reduce(x, async_op=True) for _ in range(MANY)]
     if dist.get_rank() == 0:
         works.append(dist.isend(y, 1))
     wait_for(works)
@@ -97,7 +97,7 @@ def outputs_are_written_twice() -> None:
     torch.accelerator.synchronize()
     if dist.get_rank() == 1:
         dist.recv(y, 0)
-    works = [dist.all_gather_into_tensor(out, x, async_op=True) for x in xs]
+    works: list[dist.Work | None] = [dist.all_gather_into_tensor(out, x, async_op=True) for x in xs]
     if dist.get_rank() == 0:
         works.append(dist.isend(y, 1))
     wait_for(works)
