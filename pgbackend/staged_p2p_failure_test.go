@@ -133,10 +133,14 @@ func TestDeviceErrorsOfP2P(t *testing.T) {
 				d := devices[g.rank]
 				var work deviceWork
 				var f *coll.Failure
-				if g.rank == 1 {
-					work, f = sendOn(g, d, 0, 0, make([]byte, 100))
+				sends := g.rank == 1
+				if method == "WaitValue" { // which a send does without
+					sends = !sends
+				}
+				if sends {
+					work, f = sendOn(g, d, 1-g.rank, 0, make([]byte, 100))
 				} else {
-					work, _, f = recvOn(g, d, 1, 0, 100)
+					work, _, f = recvOn(g, d, 1-g.rank, 0, 100)
 				}
 				if f == nil {
 					f = work.finish()

@@ -26,6 +26,7 @@ type Role uint8
 const (
 	Inputs  Role = iota // copies out of the device
 	Outputs             // copies into the device, behind waits for the host
+	Recvs               // the same for recvs, which may wait for what a collective that was called later brings about
 )
 
 // Copy is a copy between pinned host memory and memory of a device. The method that takes it gives the direction.
@@ -88,7 +89,7 @@ type Runtime interface {
 	Name() string
 
 	// NewStream makes a stream on the device of the operation. Where streams can wait for words, streams of one role do not
-	// share a queue of the hardware with those of the other role nor with the caller's, as far as the device allows: a stream
+	// share a queue of the hardware with those of another role nor with the caller's, as far as the device allows: a stream
 	// that waits blocks all that is behind it in its queue.
 	NewStream(Role) (Stream, error)
 
@@ -116,6 +117,14 @@ type Waiter interface {
 
 	// CopyOut queues a copy from pinned memory into the device.
 	CopyOut(s Stream, c Copy) error
+}
+
+// QueueSharer is a Waiter whose streams share queues of the hardware.
+type QueueSharer interface {
+	Waiter
+
+	// RecvQueues returns how many streams of the role Recvs of the process have a queue each, which no stream of another role shares.
+	RecvQueues() int
 }
 
 // Launcher is a Runtime whose streams take the kernels of a vendor's library, and the copies that prepare them.

@@ -25,6 +25,8 @@ PYTHON = {
     "each": ["tests/python/test_device_each.py", "-k", "cuda"],  # every operation
     "blocking": ["tests/python/test_device_failures.py"],
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
+    "full": ["tests/python/test_device_full.py"],  # streams
+    "queues": ["tests/python/test_device_queues.py"],  # of the hardware
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
     "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],
     "turns": ["tests/python/test_cuda_engine.py", "-k", "rows_do"],
@@ -45,7 +47,12 @@ PYTHON = {
 # Packages, then the tests of them; all tests if no pattern follows.
 GO = {
     "driver": ["./tests/go", "-run", "TestCProgramOnADevice"],
-    "pools": ["./internal/engine/staged", "./internal/engine/vendor", "-run", "TwoThreads|ThatIsIssued|WaitsForQuiet"],
+    "pools": [
+        "./internal/engine/staged",
+        "./internal/engine/vendor",
+        "-run",
+        "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|ForASend|OfTheirOwn",
+    ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],

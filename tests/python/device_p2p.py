@@ -296,6 +296,12 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [*PROGRAMS, mismatch])
 
 
+def in_few_queues(rank: int, size: int, store: str) -> None:
+    """With one queue a stream that is held holds up the other streams of the program."""
+    one = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    run_under_fake_cuda(rank, size, store, [p for p in PROGRAMS if not one or p is not send_of_a_late_producer])
+
+
 def warm() -> None:
     """The first operation on the device: the library makes its streams, while none of them waits."""
     dist.all_reduce(full(1))

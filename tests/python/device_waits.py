@@ -209,6 +209,23 @@ def batch_of_several_senders(rank: int, size: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+def recv_beside_a_collective(rank: int, size: int, store: str) -> None:
+    """Both ranks wait for a recv whose send comes behind a collective that is called later."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
+    for _ in range(FEW):
+        x, y = full(0), full(mine())
+        recv = dist.irecv(x, 1 - rank)
+        dist.all_reduce(y)
+        send = dist.isend(y + mine(), 1 - rank)
+        assert recv is not None
+        assert send is not None
+        recv.wait()
+        send.wait()
+        expect(x, SUM + 2 - rank)
+    cuda_holds.check()
+    dist.destroy_process_group()
+
+
 def wait_in_a_capture(rank: int, size: int, store: str) -> None:
     """A graph cannot wait for an operation that was issued before its capture began, and need not if that is known to
     be complete. The capture goes on."""

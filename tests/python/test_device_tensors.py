@@ -19,7 +19,7 @@ import device_p2p
 import device_pipeline
 import device_programs
 from cuda_bed import CudaBed
-from device_bed import ALL, Schedule, Worlds, built, by_turns, quick_if_lazy, quick_if_random
+from device_bed import Schedule, Worlds, built, by_turns, quick_if_lazy, quick_if_random
 from selection import quickly
 from worlds import World
 
@@ -127,21 +127,6 @@ def test_each_first_order_is_needed(cuda_bed: CudaBed, call: str) -> None:
         cuda_bed.ranks(
             "device_p2p:first_operations", 2, EMULATOR_KICK_MS=KICK_MS, EMULATOR_FAULTS=f"{NO_WAITS};{call}=#0"
         )
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
-@pytest.mark.parametrize("schedule", quickly([ALL[3]], ALL), ids=str)
-@pytest.mark.parametrize("queues", quickly([], ["1", "2", "3"]))
-def test_programs_with_few_hardware_queues(cuda_bed: CudaBed, schedule: Schedule, queues: str) -> None:
-    """Streams of the library block neither each other nor the user's where they share a queue of the hardware."""
-    cuda_bed.ranks(
-        "device_calls:under_fake_cuda",
-        2,
-        schedule=schedule.name,
-        seed=schedule.seed,
-        EMULATOR_QUEUES=queues,
-        EMULATOR_KICK_MS=KICK_MS,
-    )
 
 
 @quick_if_lazy

@@ -33,6 +33,8 @@ type Driver struct {
 var (
 	_ device.Ordering = (*Driver)(nil)
 	_ device.Waiter   = (*Driver)(nil)
+
+	_ device.QueueSharer = (*Driver)(nil)
 )
 
 var probes device.Probes
@@ -110,8 +112,9 @@ func (d *Driver) NewStream(role device.Role) (device.Stream, error) {
 	return reserved.stream(d, role)
 }
 
-// makeStream makes a stream of the greatest priority for inputs, of the next one for outputs. Streams of different priorities do
-// not share a queue of the hardware. A device with two priorities has one for both roles: the lesser one is that of other streams.
+// makeStream makes a stream of the greatest priority for inputs, of the next one for outputs, of the third one for recvs. Streams of different
+// priorities do not share a queue of the hardware. The least priority is that of other streams, so a device with few of them has one for
+// several roles.
 func (d *Driver) makeStream(role device.Role) (device.Stream, error) {
 	var s cu.Stream
 	err := d.doRelaxed("cannot make a stream", func() error {
@@ -119,11 +122,7 @@ func (d *Driver) makeStream(role device.Role) (device.Stream, error) {
 		if err != nil {
 			return err
 		}
-		priority := greatest
-		if role == device.Outputs && greatest+1 < least {
-			priority++
-		}
-		s, err = cu.MakeStreamWithPriority(priority, cu.NonBlocking)
+		s, err = cu.MakeStreamWithPriority(max(greatest, min(greatest+int(role), least-1)), cu.NonBlocking)
 		return err
 	})
 	return device.Stream{Handle: handleOf(s)}, err

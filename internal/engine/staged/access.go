@@ -1,6 +1,7 @@
 package staged
 
 import (
+	"math"
 	"sync/atomic"
 
 	"sagecomm/internal/coll"
@@ -14,6 +15,17 @@ import (
 type frameworkStreams interface {
 	// alone returns an access whose streams wait for nothing, by the framework alone.
 	alone() device.Access
+
+	// recvQueues returns how many streams of the role device.Recvs have a queue of the hardware each.
+	recvQueues() int
+}
+
+// queuesOf returns how many streams for recvs a runtime has queues of the hardware for. Where streams share none, there is no limit.
+func queuesOf(rt device.Waiter) int {
+	if shared, ok := rt.(device.QueueSharer); ok {
+		return shared.RecvQueues()
+	}
+	return math.MaxInt
 }
 
 // launchingWaiter is a runtime whose streams take kernels and wait for words.
@@ -183,6 +195,8 @@ type adopted struct {
 }
 
 func (a *adopted) alone() device.Access { return &aside{a.bridge, &a.of.aside} }
+
+func (a *adopted) recvQueues() int { return queuesOf(a.launchingWaiter) }
 
 // Name implements device.Runtime.
 func (a *adopted) Name() string { return "cuda, adopted" }

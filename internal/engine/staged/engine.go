@@ -60,14 +60,20 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(memory)
-	s, err := e.streamsOn(b, place{op.Device, b.Name()})
+	on := place{op.Device, b.Name()}
+	s, err := e.streamsOn(b, on)
+	var q queue
+	if err == nil {
+		q = e.queueFor(b, on, s, memory, &l)
+	}
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
+	defer q.close()
 	if waits && err == nil {
-		err = e.comeBehindOutputs(b, place{op.Device, b.Name()}, s, &l)
+		err = e.comeBehindOutputs(b, on, s, &l)
 	}
 	if err == nil {
-		err = enqueue(b, memory, &l, s)
+		err = enqueue(b, memory, &l, &q)
 	}
 	if err != nil {
 		err = e.errorOf(op, err)
@@ -78,7 +84,7 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	if err != nil { // a stream may wait for this operation
 		memory.words.Open()
 	} else if waits {
-		e.noteOutputs(place{op.Device, b.Name()}, memory, &l)
+		e.noteOutputs(on, memory, &l)
 	}
 	return err
 }
@@ -100,7 +106,7 @@ func (e *Engine) streamsOn(rt device.Runtime, on place) (*streams, error) {
 	if s := e.collectiveStreams(on, nil); s != nil {
 		return s, nil
 	}
-	made, err := e.pool.takeStreams(rt, on)
+	made, err := e.pool.takeStreams(rt, on, device.Outputs)
 	if err != nil {
 		return nil, err
 	}
@@ -122,19 +128,41 @@ func (e *Engine) collectiveStreams(on place, made *streams) *streams {
 	return made
 }
 
-// begin notes that the commands of an operation begin to be queued. If there is an error in front of them, the block is settled.
-func (s *streams) begin(memory *block, l *layout) {
-	memory.inputs.Store(l.in.units)
-	memory.outputs.Store(l.out.units)
-	s.last, s.beside = memory.used(), false
+// queueFor returns the queue of an operation. It makes streams without a lock if there is no room in those that are there.
+func (e *Engine) queueFor(b device.Access, on place, s *streams, memory *block, l *layout) queue {
+	q := queue{streams: s, pool: e.pool, on: on, use: memory.used()}
+	rt, waits := b.(device.Waiter)
+	if !waits {
+		return q
+	}
+	q.rt = rt
+	n := l.commands()
+	e.issuing.Lock()
+	role, full := s.role, !e.pool.fits(s, n)
+	e.issuing.Unlock()
+	if role == device.Recvs { // there was room, and there are no more queues
+		return q
+	}
+	more := n[sideIn]/mostQueued + n[sideOut]/mostQueued
+	if q.full = full; full {
+		more++
+	}
+	for range more {
+		next, err := e.pool.takeStreams(rt, on, role)
+		if err != nil { // the operation goes on in those that are full, and the driver may block this thread
+			break
+		}
+		q.spare = append(q.spare, next)
+	}
+	return q
 }
 
 // enqueue queues the commands of an operation: all of them where streams can wait.
-func enqueue(b device.Access, memory *block, l *layout, s *streams) error {
+func enqueue(b device.Access, memory *block, l *layout, q *queue) error {
 	if waiter, waits := b.(device.Waiter); waits {
-		return enqueueAll(b, waiter, memory, l, s)
+		return enqueueAll(b, waiter, memory, l, q)
 	}
-	return enqueueInput(b, memory, l, s)
+	return enqueueInput(b, memory, l, q.streams)
 }
 
 // enqueueAll queues all commands of an operation. Group by group, one stream brings the input into pinned memory as soon as there is
@@ -142,60 +170,69 @@ func enqueue(b device.Access, memory *block, l *layout, s *streams) error {
 //
 // The stream of the output waits for the input of a group as well. In this way it comes behind what the caller's stream held, also
 // after an error, which ends the waits for the program. Its last wait is for the end of the run, behind which nothing of this
-// operation touches the gate.
-func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layout, s *streams) (err error) {
+// operation touches the gate. A send has nothing there: its caller waits for the input alone, and the run ends the use of the block.
+func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layout, q *queue) (err error) {
 	w := memory.words
-	if err := order.Fork(s.in); err != nil {
+	if err := order.Fork(q.in); err != nil {
 		return err
 	}
-	s.begin(memory, l)
-	memory.awaited.Store(true)
+	q.begin(memory, l)
+	memory.awaited.Store(!l.sends)
 	defer func() {
 		if err != nil { // what is queued by now uses the buffers when the waits are ended
-			_, _ = order.Join(s.out), order.Join(s.in)
+			_, _ = order.Join(q.out), order.Join(q.in)
 		}
 	}()
+	wait := func(side int, word *uint32, value uint32) error {
+		return q.queue(side, func(s device.Stream) error { return rt.WaitValue(s, word, value) })
+	}
+	write := func(side int, word *uint32, value uint32) error {
+		return q.queue(side, func(s device.Stream) error { return rt.WriteValue(s, word, value) })
+	}
 	err = l.in.groups(l.stride, func(from, to uint32) error {
 		if l.window != 0 && to > l.window {
-			if err := rt.WaitValue(s.in, w.InputTaken(), to-l.window); err != nil {
+			if err := wait(sideIn, w.InputTaken(), to-l.window); err != nil {
 				return err
 			}
 		}
 		for _, c := range l.in.copies(memory, l.chunk, from, to) {
-			if err := rt.CopyIn(s.in, c); err != nil {
+			if err := q.queue(sideIn, func(s device.Stream) error { return rt.CopyIn(s, c) }); err != nil {
 				return err
 			}
 		}
-		return rt.WriteValue(s.in, w.InputReady(), to)
+		return write(sideIn, w.InputReady(), to)
 	})
 	if err != nil {
 		return err
+	}
+	if l.sends {
+		return order.Join(q.in)
 	}
 	err = l.out.groups(l.stride, func(from, to uint32) error {
 		done := to
 		if to == l.out.units {
 			done = runner.GateComplete
 		}
-		if err := rt.WaitValue(s.out, w.InputReady(), min(to, l.in.units)); err != nil {
+		if err := wait(sideOut, w.InputReady(), min(to, l.in.units)); err != nil {
 			return err
 		}
-		if err := rt.WaitValue(s.out, w.OutputDone(), done); err != nil {
+		if err := wait(sideOut, w.OutputDone(), done); err != nil {
 			return err
 		}
 		for _, c := range l.out.copies(memory, l.chunk, from, to) {
-			if err := rt.CopyOut(s.out, c); err != nil {
+			if err := q.queue(sideOut, func(s device.Stream) error { return rt.CopyOut(s, c) }); err != nil {
 				return err
 			}
 		}
-		return rt.WriteValue(s.out, w.OutputTaken(), to)
+		return write(sideOut, w.OutputTaken(), to)
 	})
 	if err != nil {
 		return err
 	}
 	if !l.out.copied() { // whoever waits for the operation waits until its input was read
-		return order.Join(s.in)
+		return order.Join(q.in)
 	}
-	return order.Join(s.out)
+	return order.Join(q.out)
 }
 
 // enqueueInput queues the input of an operation on a device whose streams cannot wait for a word. The caller of the library
@@ -208,6 +245,7 @@ func enqueueInput(access device.Access, memory *block, l *layout, s *streams) er
 	if err := caller.Fork(s.in); err != nil {
 		return err
 	}
+	s.under = s.under[:0] // the operation that comes last ends last
 	s.begin(memory, l)
 	err := l.in.groups(l.stride, func(from, to uint32) error {
 		for _, c := range l.in.copies(memory, l.chunk, from, to) {

@@ -42,6 +42,7 @@ type layout struct {
 	chunk   uint64 // bytes of a unit in each block; 0: a side is one unit
 	stride  uint32 // units of a group
 	window  uint32 // units for which there is room; 0: for all
+	sends   bool   // a send where streams can wait: nobody waits for more than the input, so no stream waits for the run
 }
 
 // layoutOf places the buffers. A segment of the input that lies within a segment of the output has its place there, so that an

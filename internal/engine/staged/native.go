@@ -124,6 +124,7 @@ type native struct {
 var _ launchingWaiter = (*native)(nil)
 
 func (n *native) alone() device.Access { return n.handles.bridge }
+func (n *native) recvQueues() int      { return queuesOf(n.waiter) }
 
 // CopyOut implements device.Waiter.
 func (n *native) CopyOut(s device.Stream, c device.Copy) error {

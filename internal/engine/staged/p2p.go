@@ -35,26 +35,26 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	if err != nil {
 		return &engine.Refusal{Err: e.errorOf(op, err)}
 	}
-	b, from, s := e.accessFor(b, op)
-	l, owner := layoutOf(call.In(), call.Out(), op.Writes(e.rank)), source{op.Device.Type, b.Name()}
-	memory, err := e.pool.acquire(b, owner, l.bytes)
+	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
+	_, waits := b.(device.Waiter)
+	l.sends = waits && op.Kind == coll.Send
+	b, from, s := e.accessFor(b, op, &l)
+	if s == nil {
+		s, err = e.makeP2P(b, from, op.Root)
+	}
+	if err != nil {
+		return e.errorOf(op, err)
+	}
+	memory, err := e.pool.acquire(b, source{op.Device.Type, b.Name()}, l.bytes)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(memory)
-	var made *streams
-	if s == nil { // without a lock: the device may wait
-		made, err = e.pool.takeStreams(b, from.place)
-	}
+	q := e.queueFor(b, from.place, s, memory, &l)
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	if made != nil {
-		s = e.keepP2P(from, op.Root, made)
-	}
-	if err == nil {
-		err = enqueue(b, memory, &l, s)
-	}
-	if err != nil {
+	defer q.close()
+	if err = enqueue(b, memory, &l, &q); err != nil {
 		err = e.errorOf(op, err)
 	} else {
 		err = e.run.PostAtGate(call, runner.Gate{Words: memory.words, Inputs: 1, Outputs: 1, In: l.in.pinned(memory), Out: l.out.pinned(memory)})
@@ -66,29 +66,59 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 }
 
 // accessFor returns the access by which an operation is carried out, what its streams are for, and the streams, nil if they are to be made.
-func (e *Engine) accessFor(b device.Access, op coll.Op) (device.Access, origin, *streams) {
+func (e *Engine) accessFor(b device.Access, op coll.Op, l *layout) (device.Access, origin, *streams) {
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
 	if f, ok := b.(frameworkStreams); ok && op.Kind == coll.Recv {
-		if from.sender = op.Root; !e.waitsForSender(op, from) {
-			b = f.alone()
-			from = origin{place{op.Device, b.Name()}, op.Stream, -1}
+		from.sender = op.Root
+		if s, waits := e.streamsForSender(f, op, from, l); waits {
+			return b, from, s
 		}
+		b = f.alone()
+		from = origin{place{op.Device, b.Name()}, op.Stream, -1}
 	}
 	return b, from, e.p2pStreams(from, op.Root)
 }
 
-// waitsForSender reports whether a stream may wait for a recv. It holds up the recvs behind it in that stream, whose senders may
-// need what this one brings. So each sender has streams of its own, whose recvs end in their order. Where tags or a recv from any
-// source leave the order open, the caller of the library queues the copies when the recv has ended.
+// streamsForSender reports whether a stream may wait for a recv, and returns its streams, nil if they are to be made. It holds up the recvs
+// behind it in that stream, whose senders may need what this one brings. So each sender has streams of its own, whose recvs end in their
+// order, and each of these streams has a queue of the hardware. Where tags or a recv from any source leave the order open, where there is no
+// queue, or no room in the streams, the caller of the library queues the copies when the recv has ended.
 // Requires: issuing.
-func (e *Engine) waitsForSender(op coll.Op, from origin) bool {
+func (e *Engine) streamsForSender(f frameworkStreams, op coll.Op, from origin, l *layout) (s *streams, waits bool) {
 	if op.Tag != 0 || op.Root < 0 || op.Root == e.rank {
-		return false
+		return nil, false
 	}
-	_, known := e.p2p[from]
-	return known || e.streamsInUse(from) < mostSenders
+	n := l.commands()
+	if max(n[sideIn], n[sideOut]) > mostQueued {
+		return nil, false
+	}
+	if s := e.p2p[from]; s != nil {
+		return s, e.pool.fits(s, n)
+	}
+	if e.streamsInUse(from) >= mostSenders {
+		return nil, false
+	}
+	if s, waits = e.pool.claimRecvs(from.place, f.recvQueues()); s != nil {
+		e.p2p[from] = s
+	}
+	return s, waits
+}
+
+// makeP2P makes streams for an origin without a lock: the device may wait.
+func (e *Engine) makeP2P(b device.Access, from origin, peer int) (*streams, error) {
+	take := func() (*streams, error) { return e.pool.takeStreams(b, from.place, device.Outputs) }
+	if from.sender >= 0 {
+		take = func() (*streams, error) { return e.pool.makeRecvs(b, from.place) }
+	}
+	made, err := take()
+	if err != nil {
+		return nil, err
+	}
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
+	return e.keepP2P(from, peer, made), nil
 }
 
 // streamsInUse returns how many streams p2p operations have on the device: those for senders, or the others.

@@ -18,14 +18,15 @@ type Pool struct {
 	mu      sync.Mutex // nobody holds it in a call of the device, which may wait: it would hold up all groups
 	idle    map[source][]*block
 	busy    map[source][]*block       // used by an operation, or by copies that are still queued
-	streams map[place][]*streams      // of groups that are gone
+	streams map[pairs][]*streams      // of groups that are gone, and those that were full
+	recvs   map[place]int             // pairs whose streams of outputs have the role device.Recvs, made or being made
 	single  map[place][]device.Stream // for inputs, after errors for the ones for outputs
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[place][]*streams{},
-		single: map[place][]device.Stream{}}
+	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[pairs][]*streams{},
+		recvs: map[place]int{}, single: map[place][]device.Stream{}}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.
@@ -39,13 +40,6 @@ type place struct {
 type source struct {
 	device  coll.DeviceType
 	runtime string
-}
-
-// streams are the two streams that an engine has on a device. A copy out of the device never waits for one into it.
-type streams struct {
-	in, out device.Stream
-	last    use  // by the operation that came last
-	beside  bool // in waits for another stream, behind which no operation has come
 }
 
 const (
@@ -63,6 +57,7 @@ type block struct {
 	uses            atomic.Uint64 // operations that have had it
 	inputs, outputs atomic.Uint32 // what InputReady and OutputTaken are when no queued command uses the block any more
 	awaited         atomic.Bool   // a stream waits for the run, until the gate is open
+	unawaited       atomic.Bool   // no command waits for the run, which uses the block until the gate is open
 	issuing         bool          // the operation is being issued: the block stays busy; guarded by Pool.mu
 }
 
@@ -79,10 +74,14 @@ func (b *block) reset() {
 	b.inputs.Store(0) // until commands that use it are queued
 	b.outputs.Store(0)
 	b.awaited.Store(false)
+	b.unawaited.Store(false)
 }
 
-// settled reports whether the device has run all commands that use the block.
+// settled reports whether the device has run all commands that use the block, and the run has ended.
 func (b *block) settled() bool {
+	if b.unawaited.Load() && !b.words.Opened() {
+		return false
+	}
 	return b.words.Moved(b.inputs.Load(), b.outputs.Load())
 }
 
@@ -209,50 +208,4 @@ func (p *Pool) longest(of source, room uint64) uint64 {
 		return max(16*room, leastBlock)
 	}
 	return max(4*room, leastBlock)
-}
-
-// takeStreams returns streams of a group that is gone, or makes new ones. Streams that still hold something stay where they are: an
-// operation of the group may have failed while its caller's stream was late, and they wait for that stream.
-func (p *Pool) takeStreams(rt device.Runtime, of place) (*streams, error) {
-	s, in, has := p.givenStreams(of)
-	if s != nil {
-		return s, nil
-	}
-	var err error
-	if !has {
-		if in, err = rt.NewStream(device.Inputs); err != nil {
-			return nil, err
-		}
-	}
-	out, err := rt.NewStream(device.Outputs)
-	if err != nil {
-		p.mu.Lock()
-		p.single[of] = append(p.single[of], in)
-		p.mu.Unlock()
-		return nil, err
-	}
-	return &streams{in: in, out: out}, nil
-}
-
-// givenStreams takes out streams of a group that is gone, or a stream for inputs if there is one without a pair.
-func (p *Pool) givenStreams(of place) (s *streams, in device.Stream, has bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i, s := range p.streams[of] {
-		if !s.beside && s.last.ended() { // a stream that another one may hold up is given to nobody
-			p.streams[of] = slices.Delete(p.streams[of], i, i+1)
-			return s, in, false
-		}
-	}
-	if n := len(p.single[of]); n > 0 {
-		in, has = p.single[of][n-1], true
-		p.single[of] = p.single[of][:n-1]
-	}
-	return nil, in, has
-}
-
-func (p *Pool) giveStreams(of place, s *streams) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.streams[of] = append(p.streams[of], s)
 }

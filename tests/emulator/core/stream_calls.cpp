@@ -104,6 +104,12 @@ Status run_all() {
 }
 
 Status queue(Call &call, Stream &stream, Task &&task, Point *point) {
+  const size_t room = call.state().config.stream_room;
+  while (room != 0 && stream.capture == nullptr && stream.queue.size() >= room) {
+    const Point next = stream.queue.front().mark;
+    Status status = call.state().scheduler.wait(call.lock(), next, -1);  // it orders nothing for the caller
+    if (status != Status::success) return status;
+  }
   Point place;
   Status status = call.state().streams.enqueue(stream, std::move(task), &place);
   if (point != nullptr) *point = place;

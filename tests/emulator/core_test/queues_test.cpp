@@ -1,4 +1,6 @@
-// Hardware queues: EMULATOR_QUEUES=n.
+// Hardware queues: EMULATOR_QUEUES=n, and the room of streams: EMULATOR_STREAM_ROOM=n.
+#include <thread>
+
 #include "bed.hpp"
 
 using namespace emulator;
@@ -108,4 +110,46 @@ TEST(a_queue_is_no_order) {
   };
   for (const char *schedule : {"lazy", "eager"}) under(schedule, body, queues(1));
   under_random_seeds(5, body, queues(1));
+}
+
+static Environment room(int tasks) {
+  return {{"EMULATOR_STREAM_ROOM", std::to_string(tasks)}, {"EMULATOR_KICK_MS", "0"}};
+}
+
+TEST(a_call_waits_while_its_stream_is_full) {
+  under_all(
+      [] {
+        Log log;
+        uint32_t *flag = new_pinned_words(1);
+        __atomic_store_n(flag, 0U, __ATOMIC_SEQ_CST);
+        StreamHandle full = new_stream(), beside = new_stream();
+        OK(wait_value(full, flag, 1, Comparison::equal));
+        for (char letter = 'a'; letter <= 'b'; letter++) log.append(full, letter);
+        std::atomic<bool> queued = false;
+        std::thread other([&] {
+          log.append(full, 'c');
+          queued = true;
+        });
+        log.append(beside, 'A');
+        OK(stream_synchronize(beside));  // other streams go on
+        FAILS(stream_synchronize(full, 50), timeout);
+        CHECK(!queued && log.text() == "A");
+        __atomic_store_n(flag, 1U, __ATOMIC_SEQ_CST);
+        other.join();
+        OK(stream_synchronize(full));
+        CHECK(log.text() == "Aabc");
+      },
+      room(3));
+}
+
+TEST(a_stream_that_goes_on_is_never_full_for_long) {
+  under_all(
+      [] {
+        Log log;
+        StreamHandle stream = new_stream();
+        for (char letter = 'a'; letter <= 'z'; letter++) log.append(stream, letter);
+        OK(stream_synchronize(stream));
+        CHECK(log.text() == "abcdefghijklmnopqrstuvwxyz");
+      },
+      room(2));
 }
