@@ -41,7 +41,7 @@ class FaultPlan {
   std::optional<uint64_t> stuck_after(uint64_t stream) const;  // a number of tasks
   // Counts a task that is about to begin and returns the fault with which it breaks the devices.
   std::optional<Fault> begins(std::string_view task);
-  size_t memory() const { return memory_; }                    // 0: not in the plan
+  size_t memory() const { return memory_; }  // 0: not in the plan
   uint32_t delay_us() const { return delay_us_; }
 
  private:

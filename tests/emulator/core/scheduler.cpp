@@ -248,7 +248,8 @@ Stream *Scheduler::any_runnable() {
 // Returns a stream whose head the goal depends on and can run. Sets *outside if something outside of the streams is missing.
 Stream *Scheduler::needed(const Point &goal, std::vector<Stream *> *visited, bool *outside) {
   Stream &stream = *goal->stream;
-  if (state_.broken || goal->done || stream.current != nullptr || stream.queue.empty() || stream.blocked()) return nullptr;
+  if (state_.broken || goal->done || stream.current != nullptr || stream.queue.empty() || stream.blocked())
+    return nullptr;
   if (std::find(visited->begin(), visited->end(), &stream) != visited->end()) return nullptr;
   visited->push_back(&stream);
   if (Stream *front = stream.in_front())

@@ -74,12 +74,12 @@ TEST(a_fault_plan_is_parsed) {
 
 TEST(a_wrong_fault_plan_is_refused) {
   for (const char *wrong :
-       {"x",           "a=out_of_memory",  "a@=timeout",   "a@0=timeout", "a@1=success",  "a@1=nothing",
-        "a@1=#x",      "a@1=#99999999999", "a@1x=timeout", "memory=x",    "memory=0",     "memory=5T",
-        "delay=-1",    "delay=2000000",    "stuck=",       "stuck=1@",    "stuck=a@1",    "stuck=0",
-        "stuck=1@2@3", "missing=",         "missing=a b",  "@1=timeout",  " a@1=timeout", "a@1=#",
-        "a@+=timeout", "delay=",           "a@1=late#1",   "a@1=late#@1", "a@1=late#1@",  "a@1=late#1@99999",
-        "a@1=late@1",  "breaks=a@1",       "breaks=@1=#1",  "breaks=a@0=#1", "breaks=a=#1", "breaks=a@1=success"}) {
+       {"x",           "a=out_of_memory",  "a@=timeout",   "a@0=timeout",   "a@1=success",  "a@1=nothing",
+        "a@1=#x",      "a@1=#99999999999", "a@1x=timeout", "memory=x",      "memory=0",     "memory=5T",
+        "delay=-1",    "delay=2000000",    "stuck=",       "stuck=1@",      "stuck=a@1",    "stuck=0",
+        "stuck=1@2@3", "missing=",         "missing=a b",  "@1=timeout",    " a@1=timeout", "a@1=#",
+        "a@+=timeout", "delay=",           "a@1=late#1",   "a@1=late#@1",   "a@1=late#1@",  "a@1=late#1@99999",
+        "a@1=late@1",  "breaks=a@1",       "breaks=@1=#1", "breaks=a@0=#1", "breaks=a=#1",  "breaks=a@1=success"}) {
     FaultPlan plan;
     if (plan.parse(wrong).empty()) fprintf(stderr, "accepted: %s\n", wrong);
     CHECK(contains(plan.parse(wrong), std::string("'") + wrong + "'"));
