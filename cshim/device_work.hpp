@@ -96,7 +96,7 @@ class DeviceWork {
   // The current stream waits for the operation. If it is the stream of the call, memory that comes from it may be used again there. In
   // another stream the memory is kept until the device has passed the operation: some allocators are not told of streams.
   void waited() noexcept;
-  // Lets go of the tensors if the device has passed an operation that has ended.
+  // Releases the tensors if the device has passed an operation that has ended.
   void releaseIfPassed() noexcept;
   // Reports whether it has ended and holds no tensors.
   bool isOver() const noexcept;

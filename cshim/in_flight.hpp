@@ -34,7 +34,7 @@ class InFlight {
   // Keeps the tensors of all operations of a device for good.
   static void abandon(c10::Device device) noexcept;
 
-  // Lets go of what the devices have passed.
+  // Releases what the devices have passed.
   static void sweepAll() noexcept;
 
  private:
