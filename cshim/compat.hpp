@@ -3,7 +3,9 @@
 // implement them: they override if the base class declares them.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <type_traits>
@@ -73,6 +75,9 @@ struct HasIsCapturing : std::false_type {};
 template <class T>
 struct HasIsCapturing<T, std::void_t<decltype(std::declval<const T&>().is_capturing())>> : std::true_type {};
 
+template <class T>
+using PerDeviceType = std::array<T, static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>;
+
 // Capture is whether a stream is being captured into a graph.
 enum class Capture { kNo, kYes, kUnknown };
 
@@ -81,7 +86,8 @@ enum class Capture { kNo, kYes, kUnknown };
 template <class Stream>
 Capture captureOf(const Stream& stream) {
   if constexpr (HasIsCapturing<Stream>::value) {
-    static std::atomic<bool> raises{false}; // asking such a device raises each time, which is slow
+    static PerDeviceType<std::atomic<bool>> all{}; // asking such a device raises each time, which is slow
+    std::atomic<bool>& raises = all[static_cast<size_t>(stream.device_type())];
     if (!raises.load(std::memory_order_relaxed)) {
       try {
         if (stream.is_capturing()) {
@@ -107,7 +113,8 @@ struct HasNativeHandle<T, std::void_t<decltype(std::declval<const T&>().native_h
 template <class Stream>
 void* nativeHandle(const Stream& stream) {
   if constexpr (HasNativeHandle<Stream>::value) {
-    static std::atomic<bool> absent{false}; // asking such a device raises each time, which is slow
+    static PerDeviceType<std::atomic<bool>> all{}; // asking such a device raises each time, which is slow
+    std::atomic<bool>& absent = all[static_cast<size_t>(stream.device_type())];
     if (absent.load(std::memory_order_relaxed)) {
       return nullptr;
     }

@@ -51,11 +51,12 @@ void leakMemory(const c10::Storage& storage) {
 
 } // namespace
 
-DeviceWork::DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors)
+DeviceWork::DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<at::Tensor>&& outputs)
     : device_(device),
       deviceName_(c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       bridge_{},
-      tensors_(std::move(tensors)) {
+      tensors_(std::move(tensors)),
+      outputs_(std::move(outputs)) {
 }
 
 DeviceWork::~DeviceWork() {
@@ -64,6 +65,8 @@ DeviceWork::~DeviceWork() {
       static_cast<void>(end.release());
     }
     static_cast<void>(future_.release()); // it has an event, too
+    static_cast<void>(start_.release());
+    leak(); // the allocator would record events; a thread of the parent may have had the mutex
     return;
   }
   store();
@@ -78,7 +81,8 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   const bool fromAnySource = op.kind == SAGECOMM_RECV && op.root == SAGECOMM_ANY_SOURCE;
   tellsTheHost_ = tellsTheHost_ || op.kind == SAGECOMM_BARRIER || fromAnySource;
   bridge_.struct_size = sizeof bridge_;
-  const Capture captured = captureOf(current());
+  caller_ = current();
+  const Capture captured = captureOf(*caller_);
   bridge_.may_be_captured = captured == Capture::kYes ? SAGECOMM_CAPTURED : captured == Capture::kUnknown ? 1 : 0;
   bridge_.ctx = this;
   bridge_.make_stream = &makeStream;
@@ -184,23 +188,28 @@ void DeviceWork::succeed(Buffers& buffers) {
 
 // Where some of several operations are joined, what writes their outputs is queued, too.
 void DeviceWork::fail() noexcept {
-  std::vector<c10::Stream> users = readers_;
-  for (const c10::Stream& stream : joins_) {
-    addOnce(users, stream);
-  }
-  for (const c10::Stream& stream : queued_) {
-    addOnce(users, stream);
-  }
   store();
-  if (users.empty() || joined()) {
+  if (joined()) {
     return;
   }
   try {
+    std::vector<c10::Stream> users = readers_;
+    for (const c10::Stream& stream : joins_) {
+      addOnce(users, stream);
+    }
+    for (const c10::Stream& stream : queued_) {
+      addOnce(users, stream);
+    }
+    if (users.empty()) {
+      return;
+    }
     join(users);
     endEvents_.clear();
     recordEnd(users.front());
-  } catch (const std::exception& e) {
-    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": " << e.what();
+  } catch (...) {
+    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": "
+               << firstLine(reasonOf(std::current_exception()));
+    abandon();
   }
 }
 
@@ -276,12 +285,15 @@ void DeviceWork::awaitInCurrentStream() const {
   }
 }
 
-void DeviceWork::awaitAfterError() const noexcept {
+void DeviceWork::awaitAfterError() noexcept {
   try {
-    awaitInCurrentStream();
-  } catch (const std::exception& e) {
+    if (!refusesCapture()) { // which goes on
+      awaitInCurrentStream();
+    }
+  } catch (...) {
     LOG(ERROR) << "sagecomm: no stream waits for what a failed operation still reads on " << device_ << ": "
-               << e.what();
+               << firstLine(reasonOf(std::current_exception()));
+    abandon();
   }
 }
 
@@ -369,9 +381,12 @@ int32_t DeviceWork::fork(void* ctx, uint64_t stream, char* why, size_t n) noexce
     if (!addOnce(w.readers_, to)) { // nothing has come into the current stream since
       return;
     }
-    c10::Event start(w.device_.type());
-    start.record(w.current());
-    start.block(to);
+    auto start = std::make_unique<c10::Event>(w.device_.type());
+    start->record(w.current());
+    start->block(to);
+    if (!w.start_) {
+      w.start_ = std::move(start);
+    }
   });
 }
 

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,8 +32,9 @@ namespace sagecomm {
 // the thread that completes the operation uses it, and then any thread may ask and wait. No function needs the GIL.
 class DeviceWork {
  public:
-  // `tensors` are all whose memory the operation uses. They stay alive until release().
-  DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors);
+  // `tensors` are all whose memory the operation uses, those of the user and copies that stand for some; `outputs` are those of the user
+  // that it writes. They stay alive until the operation has ended on the host, and its device has passed it or a stream waits for it.
+  DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<at::Tensor>&& outputs);
   // Ends the operation if that was not done.
   ~DeviceWork();
   DeviceWork(const DeviceWork&) = delete;
@@ -83,10 +85,29 @@ class DeviceWork {
   // that failed. It does nothing if the operation has ended.
   void succeed(Buffers& buffers);
   void fail() noexcept;
-  // Lets go of the tensors.
-  void release() {
-    tensors_.clear();
+
+  // --- the memory, see device_memory.cpp ---
+
+  // The operation has ended on the host: one of the two was called, and the core uses the memory no more.
+  void ended() noexcept;
+  bool hasEnded() const {
+    return ended_.load(std::memory_order_acquire);
   }
+  // The current stream waits for the operation. If it is the stream of the call, memory that comes from it may be used again there. In
+  // another stream the memory is kept until the device has passed the operation: some allocators are not told of streams.
+  void waited() noexcept;
+  // Releases the tensors if the device has passed an operation that has ended.
+  void releaseIfPassed() noexcept;
+  // Reports whether it has ended and holds no tensors.
+  bool isOver() const noexcept;
+  // Reports whether it writes memory of the tensor, and a stream can wait for its end.
+  bool writes(const at::Tensor& t) const;
+
+  // Asks the device, while the operation waits on the host for its own stream. If the device is out of order, the group fails on all ranks,
+  // since nothing that is queued there will end. Reports whether that is so. Requires: issued() was called.
+  bool failIfBroken(sagecomm_group group, const char* op, uint64_t sequence) noexcept;
+  // Keeps the tensors for good. Where a device is out of order, the allocator's error ends a process that gives them back.
+  void abandon() noexcept;
 
   // --- when the operation is joined or has ended ---
 
@@ -94,7 +115,7 @@ class DeviceWork {
   // still read the inputs.
   void awaitInCurrentStream() const;
   // The same for an operation that has failed, whose error a fault of the device does not replace.
-  void awaitAfterError() const noexcept;
+  void awaitAfterError() noexcept;
   // Reports whether the operation is a part of a graph. Then the host has waited for nothing.
   bool captured() const {
     return captured_;
@@ -136,6 +157,10 @@ class DeviceWork {
       size_t n) noexcept;
 
   c10::Stream current() const;
+  bool mayRelease() const; // requires: memory_
+  void release() noexcept;
+  void leak() noexcept; // requires: memory_, or that nobody else uses this
+  std::optional<std::string> fault() const; // why the device is out of order
   void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
   void keepPromise() noexcept;
@@ -148,7 +173,15 @@ class DeviceWork {
   sagecomm_bridge bridge_;
   std::vector<c10::Stream> readers_; // what fork() was called with
   std::vector<c10::Stream> users_; // streams of which the allocator knows
+  std::optional<c10::Stream> caller_; // that was current when the operation was described
+  std::unique_ptr<c10::Event> start_; // recorded in caller_ by the first fork(); null: there was none
+
+  mutable std::mutex memory_; // guards what follows, once the operation is issued; who holds it waits for nothing
   std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> outputs_;
+  bool waited_ = false;
+
+  std::atomic<bool> ended_{false};
 
   std::vector<c10::Stream> joins_; // what joinNow() was called with
   bool joined_ = false;

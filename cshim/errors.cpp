@@ -1,6 +1,7 @@
 // errors.cpp maps status codes to exception classes. See errors.hpp.
 #include "errors.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -134,10 +135,22 @@ std::string reasonOf(const std::exception_ptr& raised) {
   }
 }
 
+std::string firstLine(const std::string& text) {
+  return text.substr(0, std::min<size_t>(text.find('\n'), 1000));
+}
+
 void refuse(const char* op, const std::string& reason) {
   sagecomm_error error;
   fillError(error, SAGECOMM_INVALID, op, "", reason);
   raise(error);
+}
+
+void refuseInForkedChild() {
+  if (C10_UNLIKELY(forked())) {
+    sagecomm_error error;
+    core().group_error(0, &error);
+    raise(error);
+  }
 }
 
 void fillError(sagecomm_error& error, int status, const char* op, const std::string& group, const std::string& reason) {

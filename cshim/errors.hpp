@@ -39,8 +39,14 @@ std::exception_ptr toException(const sagecomm_error& error) noexcept;
 // Returns the text of an exception, its type's name where it has none.
 std::string reasonOf(const std::exception_ptr& raised);
 
+// Returns the first line of a text, and not more than fits into an error. torch's texts have advice in further lines, Python's a stack.
+std::string firstLine(const std::string& text);
+
 // Throws a RuntimeError for a call that does not reach the core: "sagecomm: <op>: <reason>".
 [[noreturn]] void refuse(const char* op, const std::string& reason);
+
+// Throws the core's error if this process is a fork of one that has opened it.
+void refuseInForkedChild();
 
 // Fills in an error of the shim's own, in the form that the core's errors have.
 void fillError(sagecomm_error& error, int status, const char* op, const std::string& group, const std::string& text);

@@ -92,12 +92,13 @@ void Hooks::ended() {
   }
 }
 
-void Hooks::waitForPending() {
+void Hooks::waitForPending(const std::function<void()>& look) {
   while (pending_.load(std::memory_order_acquire) > 0 && !exiting()) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait_for(lock, std::chrono::nanoseconds(waits().slice_ns), [this] { return pending_.load() == 0; });
     }
+    look();
     checkSignals();
   }
 }

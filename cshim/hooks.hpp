@@ -163,8 +163,8 @@ class Hooks {
     pending_.fetch_add(1, std::memory_order_relaxed);
   }
   void ended();
-  // Waits until all of them have ended and their hooks have run. Called without the GIL; runs signal handlers.
-  void waitForPending();
+  // Waits until all of them have ended and their hooks have run. Called without the GIL; runs signal handlers, and `look` as often.
+  void waitForPending(const std::function<void()>& look);
 
   // Makes every later operation run a Stopwatch, with or without hooks.
   void measureAlways() {

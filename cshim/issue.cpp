@@ -14,6 +14,7 @@
 #include "duration.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "in_flight.hpp"
 #include "process_group.hpp"
 
 namespace sagecomm {
@@ -160,11 +161,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       return promise;
     }
   }
-  std::unique_ptr<DeviceWork> device;
+  std::shared_ptr<DeviceWork> device;
   std::optional<Turn> turn;
   if (C10_UNLIKELY(call.buffers.device() != nullptr)) {
     turn.emplace(turns_, call);
-    device = std::make_unique<DeviceWork>(*call.buffers.device(), call.buffers.deviceTensors());
+    device = std::make_shared<DeviceWork>(
+        *call.buffers.device(), call.buffers.deviceTensors(), call.buffers.deviceOutputs());
     if (call.async) {
       device->promise(call.outputs);
     }
@@ -205,7 +207,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
         c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout, profilerName, profiled ? &inputs : nullptr);
   }
   std::optional<CallInCore> inCore;
+  std::optional<InFlight> inFlight;
   if (C10_UNLIKELY(device != nullptr)) {
+    inFlight.emplace(group, call.info.name, device);
     inCore.emplace(*this, group);
   }
   Issued issued;
@@ -242,9 +246,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     work = c10::make_intrusive<Work>(rank_, call.info, call.outputs, timeout);
   }
   const std::exception_ptr interrupted = device ? device->ending() : nullptr; // the operation fails
-  const DeviceWork* queued = nullptr; // a synchronous operation for which a stream waits, and not the host
+  DeviceWork* queued = nullptr; // a synchronous operation for which a stream waits, and not the host
   if (C10_UNLIKELY(device != nullptr)) {
-    const DeviceWork& on = *device;
+    DeviceWork& on = *device;
     work->own(std::move(device));
     if (!call.async && !work->hostWaits() && !(info && info->blocks)) {
       queued = &on;
@@ -259,7 +263,10 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
       source = api_.work_source(issued.work);
     }
     call.ephemeralShare.end();
-    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_, info);
+    work->finishInline(issued.work, call.buffers, issued.sequence, source, hooks_, info, call.async);
+    if (C10_UNLIKELY(inFlight.has_value())) {
+      inFlight->enter(issued.sequence);
+    }
     if (!call.async || work->raisesAtOnce()) {
       work->raiseError();
     }
@@ -268,6 +275,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   work->attach(
       issued.work, issued.sequence, std::move(call.buffers), call.inputs, info ? std::move(info) : info_, call.source);
   work->own(std::move(call.ephemeralShare), sparse ? std::move(*call.sparse) : nullptr);
+  if (C10_UNLIKELY(inFlight.has_value())) {
+    inFlight->enter(issued.sequence);
+  }
   if (!call.async && !interrupted && queued == nullptr) {
     work->drive();
     return work;
@@ -277,6 +287,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   work->completeLater();
   if (queued != nullptr) {
     queued->awaitInCurrentStream(); // after an error of the device, which it raises, the operation goes on
+    queued->waited();
   }
   if (interrupted) {
     std::rethrow_exception(interrupted);
@@ -418,7 +429,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::runAll(
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::completed(const OpInfo& info) {
   auto work = c10::make_intrusive<Work>(rank_, info, Tensors(), milliseconds(timeoutMs_.load()));
   Buffers none;
-  work->finishInline(0, none, getSequenceNumberForGroup(), -1, hooks_, nullptr);
+  work->finishInline(0, none, getSequenceNumberForGroup(), -1, hooks_, nullptr, false);
   return work;
 }
 

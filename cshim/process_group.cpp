@@ -8,6 +8,7 @@
 #include "duration.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "in_flight.hpp"
 #include "members.hpp"
 
 namespace sagecomm {
@@ -146,10 +147,12 @@ std::exception_ptr ProcessGroupSagecomm::settle(sagecomm_group group, Wait wait)
   const auto how = hurried ? SAGECOMM_SETTLE_NOW : wait == Wait::kFull ? SAGECOMM_SETTLE_FULL : SAGECOMM_SETTLE_BRIEF;
   try {
     while (api_.group_settle(group, waits().slice_ns, how, nullptr) == SAGECOMM_PENDING) {
+      InFlight::failIfBroken(group);
       if (wait != Wait::kDeaf) {
         checkSignals();
       }
     }
+    InFlight::sweepAll();
   } catch (...) {
     api_.group_settle(group, 0, SAGECOMM_SETTLE_NOW, nullptr);
     return std::current_exception();
@@ -400,7 +403,7 @@ void ProcessGroupSagecomm::registerOnCompletionHook(WorkInfoFn&& hook) {
 
 void ProcessGroupSagecomm::waitForPendingWorks() {
   WithoutGil unlocked;
-  hooks_.waitForPending();
+  hooks_.waitForPending([this] { InFlight::failIfBroken(group_.load()); });
 }
 
 void ProcessGroupSagecomm::enableCollectivesTiming() {

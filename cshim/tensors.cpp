@@ -14,6 +14,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "errors.hpp"
+#include "in_flight.hpp"
 #include "plainly.hpp"
 
 namespace sagecomm {
@@ -164,8 +165,25 @@ void Buffers::checkDevice(const char* op, const char* role, size_t index, const 
 }
 
 void Buffers::setDevice(c10::Device device) {
+  refuseInForkedChild();
   const c10::Device exact = device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
-  device_ = std::make_unique<OnDevice>(OnDevice{exact, {}});
+  device_ = std::make_unique<OnDevice>(OnDevice{exact, {}, {}});
+}
+
+void Buffers::noteOutput(const at::Tensor& t) {
+  if (C10_UNLIKELY(device_ != nullptr)) {
+    device_->outputs.push_back(t);
+  }
+}
+
+void Buffers::prepareCopy(const at::Tensor& t) const {
+  if (device_ != nullptr) {
+    InFlight::awaitOutputs(t);
+  }
+}
+
+std::vector<at::Tensor> Buffers::deviceOutputs() const {
+  return device_->outputs;
 }
 
 std::vector<at::Tensor> Buffers::deviceTensors() const {
@@ -183,6 +201,7 @@ void Buffers::addInput(const char* op, const char* role, size_t index, const at:
     in_.push_back(readable(t));
     return;
   }
+  prepareCopy(t);
   in_.push_back(readable(copies_.emplace_back(toBlock(t))));
 }
 
@@ -194,6 +213,7 @@ void Buffers::checkWritable(const char* op, const char* role, size_t index, cons
 
 void Buffers::addOutput(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged) {
   check(op, role, index, t);
+  noteOutput(t);
   if (C10_LIKELY(isBlock(t) && !staged)) {
     out_.push_back(writable(t));
     return;
@@ -218,10 +238,12 @@ void Buffers::addOutputs(const char* op, const char* role, c10::ArrayRef<at::Ten
 
 void Buffers::addInOut(const char* op, const char* role, size_t index, const at::Tensor& t, bool staged) {
   check(op, role, index, t);
+  noteOutput(t);
   if (C10_LIKELY(isBlock(t) && !staged)) {
     in_.push_back(writable(t));
   } else {
     checkWritable(op, role, index, t);
+    prepareCopy(t);
     at::Tensor copy = staged ? cloned(t) : toBlock(t);
     in_.push_back(writable(copy));
     copyBack_.emplace_back(t, std::move(copy));
@@ -232,7 +254,10 @@ void Buffers::addInOut(const char* op, const char* role, size_t index, const at:
 void Buffers::separateInput(const at::Tensor& input, int rank) {
   const auto* from = static_cast<const char*>(in_[0].data);
   const uint64_t bytes = in_[0].bytes;
-  const auto separate = [&] { in_[0] = readable(copies_.emplace_back(cloned(input))); };
+  const auto separate = [&] {
+    prepareCopy(input);
+    in_[0] = readable(copies_.emplace_back(cloned(input)));
+  };
   const bool single = out_.size() == 1;
   for (size_t i = 0; i < out_.size(); i++) {
     const auto* to = static_cast<const char*>(out_[i].data);
@@ -257,6 +282,7 @@ Buffers::Own Buffers::ownInput(size_t index, const at::Tensor& t) {
       return {copy, copy};
     }
   }
+  prepareCopy(t);
   const Plainly plainly;
   const at::Tensor& memory =
       copies_.emplace_back(at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous)));
@@ -366,9 +392,10 @@ void Buffers::keep(Buffers& other) {
   other.copyBack_.clear();
   if (C10_UNLIKELY(other.device_ != nullptr)) {
     if (device_ == nullptr) {
-      device_ = std::make_unique<OnDevice>(OnDevice{other.device_->device, {}});
+      device_ = std::make_unique<OnDevice>(OnDevice{other.device_->device, {}, {}});
     }
     device_->tensors.insert(device_->tensors.end(), other.device_->tensors.begin(), other.device_->tensors.end());
+    device_->outputs.insert(device_->outputs.end(), other.device_->outputs.begin(), other.device_->outputs.end());
   }
 }
 

@@ -84,6 +84,8 @@ class Buffers {
   void setDevice(c10::Device device);
   // Returns all tensors on the device whose memory the operation uses, copies included.
   std::vector<at::Tensor> deviceTensors() const;
+  // Returns the user's tensors on the device that the operation writes.
+  std::vector<at::Tensor> deviceOutputs() const;
   // The sagecomm_dtype of all tensors: an operation has one type.
   uint8_t dtype() const {
     return dtype_ == kNoType ? 0 : dtype_; // a barrier has no tensors
@@ -105,6 +107,9 @@ class Buffers {
  private:
   void check(const char* op, const char* role, size_t index, const at::Tensor& t);
   void checkDevice(const char* op, const char* role, size_t index, const at::Tensor& t);
+  void noteOutput(const at::Tensor& t);
+  // Makes the current stream of a device come behind what this process has issued and what writes the tensor.
+  void prepareCopy(const at::Tensor& t) const;
   // Refuses an output that is not a plain block and cannot be written back.
   static void checkWritable(const char* op, const char* role, size_t index, const at::Tensor& t);
 
@@ -113,6 +118,7 @@ class Buffers {
   struct OnDevice {
     c10::Device device;
     std::vector<at::Tensor> tensors; // the user's
+    std::vector<at::Tensor> outputs; // those of `tensors` that are written
   };
 
   Segments in_;

@@ -11,6 +11,7 @@
 #include "core.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "in_flight.hpp"
 
 namespace sagecomm {
 
@@ -70,7 +71,8 @@ void Work::finishInline(
     uint64_t sequence,
     int source,
     const Hooks& hooks,
-    const std::shared_ptr<const GroupInfo>& group) {
+    const std::shared_ptr<const GroupInfo>& group,
+    bool async) {
   handle_ = handle;
   sequence_ = sequence;
   source_ = source;
@@ -87,8 +89,10 @@ void Work::finishInline(
   claimed_.store(true, std::memory_order_relaxed);
   done_.store(true, std::memory_order_release);
   if (C10_UNLIKELY(device_ != nullptr)) {
-    device_->release();
-    awaitOnDevice();
+    if (!async || error_ != nullptr || device_->captured()) {
+      awaitOnDevice();
+    }
+    device_->ended();
   }
   if (C10_UNLIKELY(watch_.runs()) && error_ == nullptr) {
     runHooks(hooks);
@@ -204,7 +208,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   cv_.notify_all();
   pending_.reset();
   if (device_) {
-    device_->release();
+    device_->ended();
   }
   if (error_ == nullptr) {
     runHooks(*group_->hooks);
@@ -265,9 +269,7 @@ void Work::cannotWrite(const GroupInfo& group, const std::string& why) {
     device_->fail();
   }
   const std::string on = device_ ? device_->device().str() : "cpu";
-  const std::string line =
-      why.substr(0, std::min<size_t>(why.find('\n'), 1000)); // Python's has the stack in further lines
-  std::string reason = "an output on " + on + " cannot be written: " + line;
+  std::string reason = "an output on " + on + " cannot be written: " + firstLine(why);
   const bool captured = device_ && device_->isInCapture();
   reason += captured ? "; the graph is of no use, so capture it again"
                      : "; peers hold the operation for complete, so make a new group";
@@ -291,10 +293,20 @@ void Work::cannotWrite(const GroupInfo& group, const std::string& why) {
   }
 }
 
+bool Work::failIfBroken() const noexcept {
+  if (!device_ || !device_->failIfBroken(group_->group, name_, sequence_)) {
+    return false;
+  }
+  InFlight::abandon(device_->device());
+  return true;
+}
+
+// What does not end in a slice may wait for a stream, which does not go on if its device is out of order.
 bool Work::waitUntilDone(milliseconds timeout) {
   const bool bounded = timeout > kNoTimeout;
   const auto deadline = bounded ? deadlineAfter(timeout) : Clock::time_point::max();
   bool finished = false; // the core has finished the operation, and another thread is completing this Work
+  bool broken = false;
   while (!done()) {
     nanoseconds slice(waits().slice_ns);
     if (bounded) {
@@ -308,6 +320,7 @@ bool Work::waitUntilDone(milliseconds timeout) {
         finished = true;
         continue;
       }
+      broken = broken || failIfBroken();
     } else {
       std::unique_lock<std::mutex> lock(mutex_);
       cv_.wait_for(lock, slice, [this] { return done(); });
@@ -332,6 +345,7 @@ void Work::drive() {
     completeLater(); // peers may still read and write these tensors
     if (!hostWaits()) {
       device_->awaitAfterError(); // the caller has no Work that could order its stream
+      device_->waited();
     }
     throw;
   }
@@ -344,11 +358,12 @@ void Work::awaitOnDevice() const {
   if (device_ == nullptr) {
     return;
   }
-  if (done() && error_ != nullptr) {
+  if (hasFailed()) {
     device_->awaitAfterError();
   } else {
     device_->awaitInCurrentStream();
   }
+  device_->waited();
 }
 
 // The operations of a group that has failed end at once, and the thread that completes them comes a moment later.
@@ -363,7 +378,7 @@ bool Work::wait(milliseconds timeout) {
       raiseWaitTimeout(timeout);
     }
   }
-  if (C10_UNLIKELY(device_ != nullptr)) {
+  if (C10_UNLIKELY(device_ != nullptr) && !hasFailed()) {
     refuseInCapture();
   }
   unregister();

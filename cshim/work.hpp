@@ -72,18 +72,20 @@ class Work final : public c10d::Work {
   // Success.
   void notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKeys);
   // Makes it the Work of an operation on a device. Requires: none of the following functions was called.
-  void own(std::unique_ptr<DeviceWork>&& device) {
+  void own(std::shared_ptr<DeviceWork> device) {
     device_ = std::move(device);
   }
   // Completes a Work whose operation finished inside issue(). `handle` may be 0. An output that cannot be written becomes the error
-  // of the Work, as it does in an operation that ends later. `group` may be null where no output is written here.
+  // of the Work, as it does in an operation that ends later. `group` may be null where no output is written here. The current stream of a
+  // device waits for the outputs of a synchronous operation.
   void finishInline(
       sagecomm_work handle,
       Buffers& buffers,
       uint64_t sequence,
       int source,
       const Hooks& hooks,
-      const std::shared_ptr<const GroupInfo>& group);
+      const std::shared_ptr<const GroupInfo>& group,
+      bool async);
   // Attaches a Work whose operation goes on, and takes over the memory that the operation uses. Throws nothing, because the
   // core is using the buffers by now.
   void attach(
@@ -159,12 +161,16 @@ class Work final : public c10d::Work {
   void unregister();
   [[noreturn]] void raiseWaitTimeout(std::chrono::milliseconds timeout) const;
   void awaitOnDevice() const;
+  bool failIfBroken() const noexcept;
   void finishFuture(c10::ivalue::Future& future) const;
   void finishResult(c10::ivalue::Future& future) const;
 
   // Whether the operation has ended. Those outputs that a device writes may not be there yet.
   bool done() const {
     return done_.load(std::memory_order_acquire);
+  }
+  bool hasFailed() const {
+    return done() && error_ != nullptr;
   }
 
   template <class Finish>
@@ -202,7 +208,7 @@ class Work final : public c10d::Work {
   };
   std::unique_ptr<Pending> pending_;
 
-  std::unique_ptr<DeviceWork> device_; // null: the tensors are on the CPU
+  std::shared_ptr<DeviceWork> device_; // null: the tensors are on the CPU
 
   CompletionKey key_;
   Stopwatch watch_;

@@ -24,6 +24,8 @@ PYTHON = {
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
     "each": ["tests/python/test_device_each.py", "-k", "cuda"],  # every operation
     "blocking": ["tests/python/test_device_failures.py"],
+    "faults": ["tests/python/test_device_faults.py"],
+    "foreign": ["tests/python/test_device_foreign.py"],
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
     "full": ["tests/python/test_device_full.py"],  # streams
     "queues": ["tests/python/test_device_queues.py"],  # of the hardware

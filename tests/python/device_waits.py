@@ -113,6 +113,55 @@ def outputs_that_nobody_has_waited_for() -> None:
             work.wait()
 
 
+def copies_of_outputs_that_nobody_has_waited_for() -> None:
+    """The same where a copy, which is made in the current stream, stands for the input."""
+    for reads in (multiplied, conjugated, negated, of_columns, beside_its_block, repeated):
+        x = torch.full(
+            (2, N), mine(), dtype=torch.complex64 if reads is conjugated else torch.float32, device=accelerator()
+        )
+        torch.accelerator.synchronize()
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        reads(x)
+        work.wait()
+
+
+def multiplied(x: torch.Tensor) -> None:
+    dist.all_reduce(x, dist._make_nccl_premul_sum(full(2, 1)))
+    expect(x, 4 * SUM)
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    outputs = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for _ in range(2)]
+    backend = c10d._get_default_group()._get_backend(accelerator())
+    backend.allgather([outputs], [x]).wait()  # torch's dispatcher would copy a tensor that is conjugated or negative
+    return torch.cat(outputs)
+
+
+def conjugated(x: torch.Tensor) -> None:
+    expect(torch.view_as_real(gathered(x.conj()))[..., 0], SUM)
+
+
+def negated(x: torch.Tensor) -> None:
+    expect(gathered(torch._neg_view(x)), -SUM)
+
+
+def of_columns(x: torch.Tensor) -> None:
+    expect(gathered(x[:, ::2]), SUM)
+
+
+def beside_its_block(x: torch.Tensor) -> None:
+    """The input overlaps the output, and is not this rank's block of it."""
+    x = x.view(-1)
+    dist.all_gather_into_tensor(x, x[N // 2 : N // 2 + N])
+    expect(x, SUM)
+
+
+def repeated(x: torch.Tensor) -> None:
+    dist.all_reduce_coalesced([x, x])
+    expect(x, 2 * SUM)
+
+
 def rows_that_are_not_contiguous() -> None:
     x = torch.zeros(N, 4, device=accelerator())
     torch.accelerator.synchronize()
@@ -172,6 +221,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     backward_does_not_wait,
     operations_follow_each_other,
     outputs_that_nobody_has_waited_for,
+    copies_of_outputs_that_nobody_has_waited_for,
     rows_that_are_not_contiguous,
     roots,
     barrier_waits_on_the_host,

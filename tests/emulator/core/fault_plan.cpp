@@ -14,6 +14,20 @@ bool is_symbol(const std::string &text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), belongs);
 }
 
+// Reads "#NUMBER" or the name of a status. Returns an empty text, or what is wrong.
+std::string parse_status(const std::string &value, FaultPlan::Fault *fault) {
+  if (!value.empty() && value[0] == '#') {
+    uint64_t number = 0;
+    if (!parse_number(value.c_str() + 1, &number) || number > INT32_MAX) return "expected #NUMBER";
+    *fault = {Status::injected, static_cast<int>(number), 0};
+    return "";
+  }
+  auto status = status_named(value);
+  if (!status || *status == Status::injected || *status == Status::success) return "no status of this name";
+  *fault = {*status, 0, 0};
+  return "";
+}
+
 }  // namespace
 
 std::string FaultPlan::parse(std::string_view plan) {
@@ -54,8 +68,9 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
     stuck_[number] = after;
     return "";
   }
+  if (key == "breaks") return parse_breaks(value);
   size_t at = key.find('@');
-  if (at == std::string::npos) return "expected SYMBOL@N=STATUS, memory, missing, delay or stuck";
+  if (at == std::string::npos) return "expected SYMBOL@N=STATUS, memory, missing, delay, stuck or breaks";
   if (!is_symbol(key.substr(0, at))) return "expected a symbol before '@'";
   Rule parsed;
   std::string place = key.substr(at + 1);
@@ -73,16 +88,30 @@ std::string FaultPlan::parse_rule(std::string_view rule) {
         !parse_number(value.c_str() + behind + 1, &ms) || ms > 60000)
       return "expected late#NUMBER@MILLISECONDS";
     parsed.fault = {Status::success, static_cast<int>(number), static_cast<int>(ms)};
-  } else if (!value.empty() && value[0] == '#') {
-    if (!parse_number(value.c_str() + 1, &number) || number > INT32_MAX) return "expected #NUMBER";
-    parsed.fault = {Status::injected, static_cast<int>(number), 0};
-  } else {
-    auto status = status_named(value);
-    if (!status || *status == Status::injected || *status == Status::success) return "no status of this name";
-    parsed.fault = {*status, 0, 0};
+  } else if (std::string wrong = parse_status(value, &parsed.fault); !wrong.empty()) {
+    return wrong;
   }
   rules_[key.substr(0, at)].push_back(parsed);
   return "";
+}
+
+std::string FaultPlan::parse_breaks(std::string_view value) {
+  const size_t at = value.rfind('@'), equals = value.rfind('=');
+  if (at == std::string_view::npos || equals == std::string_view::npos || equals < at || at == 0)
+    return "expected breaks=TASK@N=STATUS";
+  Breaks parsed;
+  parsed.task = value.substr(0, at);
+  const std::string place(value.substr(at + 1, equals - at - 1));
+  if (!parse_number(place.c_str(), &parsed.left) || parsed.left == 0) return "expected the number of a task, from 1";
+  std::string wrong = parse_status(std::string(value.substr(equals + 1)), &parsed.fault);
+  if (wrong.empty()) breaks_.push_back(parsed);
+  return wrong;
+}
+
+std::optional<FaultPlan::Fault> FaultPlan::begins(std::string_view task) {
+  for (Breaks &rule : breaks_)
+    if (rule.left > 0 && task.compare(0, rule.task.size(), rule.task) == 0 && --rule.left == 0) return rule.fault;
+  return std::nullopt;
 }
 
 std::optional<FaultPlan::Fault> FaultPlan::call(std::string_view symbol) {

@@ -8,6 +8,8 @@
 //   missing=cuMemHostRegister    a symbol that cannot be found
 //   stuck=2@5                    stream 2 (the second that was created) begins nothing after its first 5 tasks
 //   delay=300                    each task begins up to 300 us late, by the seed
+//   breaks=aten::cosh@2=#710     the second task whose description begins so breaks the devices of the process: neither it nor any
+//                                other task begins from then on, and all calls that use a device return the number or the status
 #pragma once
 
 #include <cstddef>
@@ -37,7 +39,9 @@ class FaultPlan {
   std::optional<Fault> call(std::string_view symbol);
   bool missing(std::string_view symbol) const;
   std::optional<uint64_t> stuck_after(uint64_t stream) const;  // a number of tasks
-  size_t memory() const { return memory_; }                    // 0: not in the plan
+  // Counts a task that is about to begin and returns the fault with which it breaks the devices.
+  std::optional<Fault> begins(std::string_view task);
+  size_t memory() const { return memory_; }  // 0: not in the plan
   uint32_t delay_us() const { return delay_us_; }
 
  private:
@@ -46,12 +50,19 @@ class FaultPlan {
     bool later_too = false;
     Fault fault{};
   };
+  struct Breaks {
+    std::string task;  // how its description begins
+    uint64_t left = 1;
+    Fault fault{};
+  };
   std::string parse_rule(std::string_view rule);
+  std::string parse_breaks(std::string_view value);
 
   std::map<std::string, std::vector<Rule>, std::less<>> rules_;
   std::map<std::string, uint64_t, std::less<>> calls_;
   std::vector<std::string> missing_;
   std::map<uint64_t, uint64_t> stuck_;
+  std::vector<Breaks> breaks_;
   size_t memory_ = 0;
   uint32_t delay_us_ = 0;
 };

@@ -112,6 +112,10 @@ Status Scheduler::wait(std::unique_lock<std::mutex> &lock, const Point &point, i
       status = Status::shutting_down;
       break;
     }
+    if (state_.broken) {
+      status = fault(state_);
+      break;
+    }
     auto waited = Clock_::now() - begin;
     if (timeout_ms >= 0 && waited >= std::chrono::milliseconds(timeout_ms)) {
       status = Status::timeout;
@@ -142,7 +146,7 @@ Status Scheduler::wait_outside(std::unique_lock<std::mutex> &lock, const std::fu
   work_.notify_all();
   Status status = Status::success;
   while (!holds()) {
-    if (stopped_) status = Status::shutting_down;
+    status = stopped_ ? Status::shutting_down : fault(state_);
     if (timeout_ms >= 0 && Clock_::now() - begin >= std::chrono::milliseconds(timeout_ms)) status = Status::timeout;
     if (status != Status::success) break;
     done_.wait_for(lock, poll_interval);
@@ -213,7 +217,8 @@ void Scheduler::stop(std::unique_lock<std::mutex> &lock) {
 // ---- choice
 
 bool Scheduler::runnable(Stream &stream) {
-  if (stream.current != nullptr || stream.queue.empty() || stream.blocked() || stream.in_front() != nullptr)
+  if (state_.broken || stream.current != nullptr || stream.queue.empty() || stream.blocked() ||
+      stream.in_front() != nullptr)
     return false;
   Task &head = stream.queue.front();
   for (const Point &place : head.after)
@@ -243,7 +248,8 @@ Stream *Scheduler::any_runnable() {
 // Returns a stream whose head the goal depends on and can run. Sets *outside if something outside of the streams is missing.
 Stream *Scheduler::needed(const Point &goal, std::vector<Stream *> *visited, bool *outside) {
   Stream &stream = *goal->stream;
-  if (goal->done || stream.current != nullptr || stream.queue.empty() || stream.blocked()) return nullptr;
+  if (state_.broken || goal->done || stream.current != nullptr || stream.queue.empty() || stream.blocked())
+    return nullptr;
   if (std::find(visited->begin(), visited->end(), &stream) != visited->end()) return nullptr;
   visited->push_back(&stream);
   if (Stream *front = stream.in_front())
@@ -376,6 +382,11 @@ void Scheduler::delay(std::unique_lock<std::mutex> &lock, Generator &generator) 
 }
 
 void Scheduler::run_head(std::unique_lock<std::mutex> &lock, Stream &stream, Generator &generator) {
+  state_.broken = state_.faults.begins(stream.queue.front().what);
+  if (state_.broken) {
+    changed();
+    return;
+  }
   state_.streams.begin(stream);
   std::shared_ptr<Task> task = stream.current;
   running_++;

@@ -88,6 +88,12 @@ Thread::~Thread() {
   if (agent >= 0) all.checker.retire(agent);
 }
 
+Status fault(const State &state) {
+  if (!state.broken) return Status::success;
+  this_thread().injected_code = state.broken->code;
+  return state.broken->status;
+}
+
 Agent host_agent(State &state) {
   if (!state.config.thread_clocks) {
     if (state.shared_agent < 0) state.shared_agent = state.checker.add("the host");
@@ -127,6 +133,7 @@ Call::Call(Entry entry) : status_(Status::success) {
   state_->used = true;
   host_agent(*state_);
   if (entry == in_turn) status_ = wait_for_turn();
+  if (entry == in_turn && status_ == Status::success) status_ = fault(*state_);
 }
 
 // A thread without a device has nothing to wait for: its call fails.

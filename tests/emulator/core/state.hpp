@@ -46,6 +46,7 @@ struct State {
   std::vector<std::string> alone;  // by device: the call of a thread that has the device to itself, "" if none has
   std::vector<int> kept;           // by device: calls that wait for that thread
   bool used = false;               // a call was made: options are fixed
+  std::optional<FaultPlan::Fault> broken;  // of the devices of the process, since a task has met it
   bool exiting = false;
 
   std::string header() const;  // the schedule and the seed
@@ -80,6 +81,8 @@ struct Thread {
 };
 Thread &this_thread();
 
+// Returns the status of calls that use a device: success, or the fault with which a task has broken it. Requires: the lock.
+Status fault(const State &state);
 // Returns the agent of the calling thread. Requires: the lock.
 Agent host_agent(State &state);
 // The calling thread comes after the point from here on. Requires: the lock; the point is done.

@@ -67,16 +67,19 @@ TEST(a_fault_plan_is_parsed) {
   CHECK(plan.missing("c") && !plan.missing("a"));
   CHECK(plan.memory() == 64 << 10 && plan.delay_us() == 300);
   CHECK(plan.stuck_after(2) == 5U && plan.stuck_after(3) == 0U && !plan.stuck_after(1));
+  CHECK(plan.parse("breaks=aten::cosh@2=#710;breaks=copy of@1=device_failed") == "");
+  CHECK(!plan.begins("aten::cosh.out") && !plan.begins("aten::cos") && plan.begins("aten::cosh")->code == 710);
+  CHECK(!plan.begins("aten::cosh") && plan.begins("copy of 8 bytes")->status == Status::device_failed);
 }
 
 TEST(a_wrong_fault_plan_is_refused) {
   for (const char *wrong :
-       {"x",           "a=out_of_memory",  "a@=timeout",   "a@0=timeout", "a@1=success",  "a@1=nothing",
-        "a@1=#x",      "a@1=#99999999999", "a@1x=timeout", "memory=x",    "memory=0",     "memory=5T",
-        "delay=-1",    "delay=2000000",    "stuck=",       "stuck=1@",    "stuck=a@1",    "stuck=0",
-        "stuck=1@2@3", "missing=",         "missing=a b",  "@1=timeout",  " a@1=timeout", "a@1=#",
-        "a@+=timeout", "delay=",           "a@1=late#1",   "a@1=late#@1", "a@1=late#1@",  "a@1=late#1@99999",
-        "a@1=late@1"}) {
+       {"x",           "a=out_of_memory",  "a@=timeout",   "a@0=timeout",   "a@1=success",  "a@1=nothing",
+        "a@1=#x",      "a@1=#99999999999", "a@1x=timeout", "memory=x",      "memory=0",     "memory=5T",
+        "delay=-1",    "delay=2000000",    "stuck=",       "stuck=1@",      "stuck=a@1",    "stuck=0",
+        "stuck=1@2@3", "missing=",         "missing=a b",  "@1=timeout",    " a@1=timeout", "a@1=#",
+        "a@+=timeout", "delay=",           "a@1=late#1",   "a@1=late#@1",   "a@1=late#1@",  "a@1=late#1@99999",
+        "a@1=late@1",  "breaks=a@1",       "breaks=@1=#1", "breaks=a@0=#1", "breaks=a=#1",  "breaks=a@1=success"}) {
     FaultPlan plan;
     if (plan.parse(wrong).empty()) fprintf(stderr, "accepted: %s\n", wrong);
     CHECK(contains(plan.parse(wrong), std::string("'") + wrong + "'"));
@@ -149,6 +152,33 @@ TEST(a_stuck_stream_begins_nothing_more) {
         CHECK(contains(describe(), "stream 2 of device 0: 1 queued, next 'append c', stuck by the fault plan"));
       },
       {{"EMULATOR_FAULTS", "stuck=2@2"}});
+}
+
+TEST(a_task_breaks_the_devices_of_its_process) {
+  under_all(
+      [] {
+        Log log;
+        StreamHandle first = new_stream(), second = new_stream();
+        EventHandle event = nullptr;
+        OK(create_event({}, &event));
+        OK(hold(first));
+        log.append(first, 'a');
+        log.append(first, 'b');
+        log.append(first, 'c');
+        OK(record(event, first));
+        OK(release_held(first));
+        FAILS(event_synchronize(event), device_failed);
+        FAILS(event_query(event), device_failed);
+        FAILS(stream_wait(second, event), device_failed);
+        FAILS(launch(second, "kernel", {}, {}, [] {}), device_failed);
+        FAILS(stream_query(second), device_failed);
+        FAILS(device_synchronize(), device_failed);
+        OK(run_all());
+        CHECK(log.text() == "a");
+        int device = -1;
+        OK(current_device(&device));
+      },
+      {{"EMULATOR_FAULTS", "breaks=append@2=device_failed"}});
 }
 
 TEST(delays_make_work_late) {

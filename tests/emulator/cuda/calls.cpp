@@ -60,6 +60,7 @@ const std::map<CUresult, std::pair<const char *, const char *>> &errors() {
       ERROR(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "pointer does not correspond to a registered memory region"),
       ERROR(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
       ERROR(CUDA_ERROR_LAUNCH_TIMEOUT, "the launch timed out and was terminated"),
+      ERROR(CUDA_ERROR_ASSERT, "device-side assert triggered"),
       ERROR(CUDA_ERROR_MISALIGNED_ADDRESS, "misaligned address"),
       ERROR(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure"),
       ERROR(CUDA_ERROR_NOT_PERMITTED, "operation not permitted"),

@@ -1,0 +1,56 @@
+// in_flight.hpp knows the operations on devices, of all groups of the process, that a device may not have ended and for which no stream of
+// their caller waits. They keep their tensors, and copies that stand for tensors. Any thread may call these functions, without the GIL.
+//
+// An operation leaves when its caller's stream waits for it, or when a look at its events finds that the device has passed it. No thread
+// exists for that: each operation on a device looks at a few others, and so does the end of a group at all.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "device_work.hpp"
+#include "sagecomm.h"
+
+namespace sagecomm {
+
+// InFlight is the place of one operation, made before it is issued, when memory may still run out.
+class InFlight {
+ public:
+  InFlight(sagecomm_group group, const char* op, std::shared_ptr<DeviceWork> work);
+
+  // Enters the operation, unless nothing is left of it, and looks at a few others. Requires: issued() of the work was called. Called once.
+  void enter(uint64_t sequence) noexcept;
+
+  // Makes the current stream of the tensor's device wait for operations that write the tensor and have their ends queued. For copies that
+  // are made of inputs in that stream. Does nothing while it is being captured, and in a forked child.
+  static void awaitOutputs(const at::Tensor& t);
+
+  // Fails the group if the device of an operation that it has under way is out of order, for which the operation would wait for ever.
+  static void failIfBroken(sagecomm_group group) noexcept;
+
+  // Keeps the tensors of all operations of a device for good.
+  static void abandon(c10::Device device) noexcept;
+
+  // Releases what the devices have passed.
+  static void sweepAll() noexcept;
+
+ private:
+  struct Entry {
+    sagecomm_group group;
+    const char* op; // a constant
+    uint64_t sequence;
+    std::shared_ptr<DeviceWork> work;
+  };
+  using Entries = std::list<Entry>;
+  struct All;
+
+  static All& all();
+  static void sweep(size_t most) noexcept;
+
+  Entries own_; // one, until enter()
+};
+
+} // namespace sagecomm
