@@ -170,12 +170,13 @@ def not_contiguous() -> None:
 
 
 def crossing_parts_of_one_tensor() -> None:
-    """Rows come in and columns go out, which lie between each other: no send waits for the recv that is called before it."""
+    """Rows come in, and columns between them go out: no send waits for the recv that is called before it."""
     x = torch.full((2, 4, 4), mine(), device=accelerator())
     torch.accelerator.synchronize()
     receives = dist.irecv(x[:, 0, 1:3], peer())
     sends = dist.isend(x[:, 1:3, 1], peer())
-    assert receives is not None and sends is not None
+    assert receives is not None
+    assert sends is not None
     receives.wait()
     sends.wait()
     expect(x[:, 0, 1:3], 3 - mine())
