@@ -56,8 +56,7 @@ bool overlap(const Footprint& a, const Footprint& b);
 // on the CPU or on one other device.
 class Buffers {
  public:
-  // `served` are the devices of the group and outlive the Buffers; null: the CPU.
-  // `served` are the devices of the group, and `collective` says that the operation is one; of a window, `served` alone counts.
+  // `served` are the devices of the group and outlive the Buffers; null: the CPU. `collective`: the operation is no p2p operation.
   explicit Buffers(const Devices* served = nullptr, bool collective = false)
       : served_(served), collective_(collective) {
   }
@@ -122,7 +121,7 @@ class Buffers {
   std::vector<at::Tensor> deviceTensors() const;
   // Returns where the user's tensors on the device lie that a collective writes, copies aside.
   const std::vector<Footprint>& deviceOutputs() const;
-  // Tells the groups of the process apart.
+  // Tells the groups of the process apart. A window has that of its operations.
   const void* scope() const {
     return served_;
   }
