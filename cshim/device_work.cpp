@@ -167,8 +167,8 @@ void DeviceWork::succeed(Buffers& buffers) {
     queueWrite(end.stream, word, end.value);
     addOnce(writers, end.stream);
   }
-  if (buffers
-          .staged()) { // copies back come behind those parts, too, that were queued whole; see queueEnd() for the order
+  // Copies back come behind those parts, too, that were queued whole; see queueEnd() for the order.
+  if (buffers.staged()) {
     for (auto part = joins_.rbegin(); part != joins_.rend(); ++part) {
       addOnce(writers, *part);
     }

@@ -32,8 +32,9 @@ namespace sagecomm {
 // the thread that completes the operation uses it, and then any thread may ask and wait. No function needs the GIL.
 class DeviceWork {
  public:
-  // `tensors` are all whose memory the operation uses, those of the user and copies that stand for some; `outputs` are those of the user
-  // that a collective writes. The tensors stay alive until the operation has ended on the host, and its device has passed it or a stream waits for it.
+  // `tensors` are all whose memory the operation uses, those of the user and copies that stand for some; `outputs` are where those of the
+  // user lie that a collective writes. The tensors stay alive until the operation has ended on the host, and its device has passed it or
+  // the stream of the call waits for it.
   DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<Footprint> outputs);
   // Ends the operation if that was not done.
   ~DeviceWork();
@@ -65,8 +66,8 @@ class DeviceWork {
     return joined_;
   }
 
-  // Returns, once, a complete Future whose waiters wait for this operation and for nothing that was issued later; null where the operation has
-  // several streams or is not joined, or promise() was not called. It holds the outputs. Requires: issued() was called.
+  // Returns, once, a complete Future whose waiters wait for this operation and for nothing that was issued later; null where the operation
+  // has several streams or is not joined, or promise() was not called. It holds the outputs. Requires: issued() was called.
   c10::intrusive_ptr<c10::ivalue::Future> takeFuture() {
     return joined_ ? std::move(future_) : nullptr;
   }
