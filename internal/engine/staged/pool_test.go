@@ -303,4 +303,7 @@ func TestBlockThatIsIssued(t *testing.T) {
 	third, err := pool.acquire(rt, owner, 100)
 	require.NoError(t, err)
 	require.Same(t, first, third)
+	fourth, err := pool.acquire(rt, owner, 100)
+	require.NoError(t, err)
+	require.NotSame(t, third, fourth)
 }
