@@ -3,12 +3,15 @@ package pgbackend
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine"
@@ -24,6 +27,7 @@ type externalEngine struct {
 	mu     sync.Mutex
 	memory []byte
 	words  []*runner.GateWords // by order of issue
+	early  bool                // streams end operations before they are issued
 }
 
 const externals = 100 // operations of a rank; the runner still records what differs when all are issued
@@ -44,6 +48,10 @@ func (e *externalEngine) Issue(call runner.Call, op coll.Op, p engine.Prepared) 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	words := (*runner.GateWords)(unsafe.Pointer(&e.memory[len(e.words)*runner.GateBytes]))
+	if e.early {
+		atomic.StoreUint32(words.InputReady(), 1)
+		atomic.StoreUint32(words.OutputTaken(), 1)
+	}
 	err := e.run.SubmitAtGate(call, op.Bytes(), p.Program, true, runner.Gate{Words: words, Inputs: 1, Outputs: 1, External: true,
 		In: call.In(), Out: call.Out()})
 	if err != nil {
@@ -150,6 +158,37 @@ func TestMismatchOfExternalRuns(t *testing.T) {
 		return failure
 	})
 	expectAll(t, list, coll.Mismatch, "ranks disagree in collective #41: ", " called all_reduce (float32, ", "rank 2 called all_reduce (int32, ")
+}
+
+// A stream that is done completes no operation that a peer has called otherwise.
+func TestMismatchOfAnExternalRunThatIsDone(t *testing.T) {
+	w, of := externalWorld(t, 2, opTimeout)
+	w.each(func(g *Group) error {
+		work, f := deviceSumAsync(g, 16)
+		if f != nil {
+			return f
+		}
+		of(g).carryOut(0)
+		return asError(end(work))
+	})
+	issue := func(rank int, of coll.DataType) (runner.Work, *coll.Failure) {
+		b := one(make([]byte, 64))
+		return w.groups[rank].Issue(coll.Op{Kind: coll.AllReduce, Type: of, Async: true, Device: aDevice}, b, b)
+	}
+	failures := make([]*coll.Failure, 2)
+	first, f := issue(1, coll.Int32)
+	require.NoError(t, asError(f))
+	for called := uint64(0); called < 2; runtime.Gosched() { // where the engine was about, it is the one that begins the run
+		called, _ = of(w.groups[1]).run.LastCall(1)
+	}
+	of(w.groups[0]).early = true
+	second, f := issue(0, coll.Float32)
+	if failures[0] = f; f == nil {
+		failures[0] = end(second)
+	}
+	require.NotNil(t, failures[0], "it is complete")
+	failures[1] = end(first)
+	expectAll(t, failures, coll.Mismatch, "ranks disagree in collective #2: ", "rank 0 called all_reduce (float32, ", "rank 1 called all_reduce (int32, ")
 }
 
 // The timeout begins when the stream has reached the operation, and its error says that the stream does not end it.

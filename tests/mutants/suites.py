@@ -59,6 +59,7 @@ GO = {
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
+    "externals": ["./pgbackend", "-run", "External"],
     "destroys": ["./pgbackend", "-run", "Destroy|Stopped"],
     "commands": ["./internal/engine/cuda", "-run", "Commands|Streams|Barrier|Values"],
     "gates": ["./internal/engine/vendor", "-run", "Gate"],
