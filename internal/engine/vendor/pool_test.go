@@ -209,6 +209,28 @@ func TestAStreamThatIsKept(t *testing.T) {
 	}) // all goroutines have ended
 }
 
+// Nobody gets the stream of a communicator before the stream has come past the last operation.
+func TestAStreamThatIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool()
+		c := &communicator{engine: &Engine{pool: p, group: alone}, joined: ends{ended: make(chan struct{})}, ended: make(chan struct{}),
+			stop: make(chan struct{}), stream: device.Stream{Handle: 7}, current: func(f func() error) error { return f() }}
+		u, err := p.takeGate(newMemories(t), source{})
+		require.NoError(t, err)
+		c.last.Store(&u)
+		c.close()
+		<-c.ended
+		time.Sleep(time.Minute)
+		_, given := p.givenStream(place{})
+		require.False(t, given)
+		carryOut(u)
+		time.Sleep(time.Minute)
+		s, given := p.givenStream(place{})
+		require.True(t, given)
+		require.EqualValues(t, 7, s.Handle)
+	})
+}
+
 // slowDevice is a device in whose calls something else happens.
 type slowDevice struct {
 	*memories
