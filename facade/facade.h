@@ -319,11 +319,11 @@ int jobs_make_chains(job *list);
 /* Makes the job of one rank that joins at an id, and its communicator, which *made becomes. */
 facade_result join_job(const char *function, comm_t *made, int size, const uint8_t *id, int rank, bool blocking,
                        job **j);
-/* Makes the job of a split, shrink or subset; it takes `ranks`. `with_child`: this rank is in the new group. NULL: no
- * memory, or the parent has another split or shrink in the same group call, and the last error says so. Subsets have
- * labels, so there may be several. Requires: the caller holds the parent; the job has the hold then. */
-job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
-                comm_t *made);
+/* Makes the job of a split, shrink or subset; it takes `ranks`. `with_child`: this rank is in the new group. Fails without
+ * memory, or if the parent has another split or shrink in the same group call. Subsets have labels, so there may be
+ * several. Requires: the caller holds the parent; the job has the hold then, and a failure ends it. */
+facade_result derive_job(job **j, const char *function, comm_t parent, int kind, bool with_child, bool blocking,
+                         int *ranks, int n, comm_t *made);
 /* Makes a communicator for each rank of a group in this process. devices[i] is that of rank i; NULL: i. */
 facade_result join_all(const char *function, comm_t *made, int n, const int *devices);
 /* Holds the parent of a shrink, which may have failed. */

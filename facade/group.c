@@ -63,7 +63,7 @@ static void append(job *j) {
 }
 
 facade_result out_of_memory(const char *function) {
-  return fail(NULL, RESULT_SYSTEM, "sagecomm: %s: out of memory", function);
+  return fail(NULL, RESULT_MEMORY, "sagecomm: %s: out of memory", function);
 }
 
 facade_result job_submit(job *j) {

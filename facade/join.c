@@ -164,13 +164,13 @@ facade_result hold_joined(comm_t comm, const char *function) {
   return result;
 }
 
-job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
-                comm_t *made) {
-  job *j = new_job(function, made, blocking, with_child);
+facade_result derive_job(job **derived, const char *function, comm_t parent, int kind, bool with_child, bool blocking,
+                         int *ranks, int n, comm_t *made) {
+  job *j = *derived = new_job(function, made, blocking, with_child);
   if (j == NULL) {
     free(ranks);
     comm_release(parent);
-    return NULL;
+    return RESULT_MEMORY;
   }
   j->kind = kind;
   j->comm = parent;
@@ -180,12 +180,12 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
   j->timeout_ns = FACADE_JOIN_NS;
   if (kind != JOB_SUBSET && !job_derive(j)) {
     join_dropped(j);
-    fail(parent, RESULT_USAGE,
-         "sagecomm: %s: another split or shrink of this communicator is in the same group call: "
-         "make them one after the other",
-         function);
+    facade_result result = fail(parent, RESULT_USAGE,
+                                "sagecomm: %s: another split or shrink of this communicator is in the same group call: "
+                                "make them one after the other",
+                                function);
     job_free(j);
-    return NULL;
+    return result;
   }
   pthread_mutex_lock(&comm_lock);
   if (j->child != NULL) {
@@ -196,5 +196,5 @@ job *derive_job(const char *function, comm_t parent, int kind, bool with_child, 
     j->child->operations_ns = parent->operations_ns;
   }
   pthread_mutex_unlock(&comm_lock);
-  return j;
+  return RESULT_OK;
 }

@@ -117,8 +117,9 @@ HcclResult HcclCreateSubCommConfig(HcclComm *parent, uint32_t n, uint32_t *ranks
     return refused(out_of_memory(function));
   }
   for (uint32_t i = 0; i < n; i++) copy[i] = ranks[i] > INT32_MAX ? -1 : (int)ranks[i];
-  job *j = derive_job(function, comm, JOB_SUBSET, true, true, copy, (int)n, (comm_t *)made);
-  if (j == NULL) return refused(HCCL_E_PARA);
+  job *j;
+  result = derive_job(&j, function, comm, JOB_SUBSET, true, true, copy, (int)n, (comm_t *)made);
+  if (result != HCCL_SUCCESS) return refused(result);
   j->label = id;
   snprintf(j->child->name, sizeof j->child->name, "%.80s/%016" PRIx64, comm->name, id);
   configure(j->child, config);

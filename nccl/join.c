@@ -111,9 +111,10 @@ static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int 
     return refused(result);
   }
   bool none = kind == JOB_SPLIT && color < 0; /* then the parent's state tells how the split goes on */
-  job *j = derive_job(function, comm, kind, !none, none ? comm->blocking : blocks(config, comm->blocking), excluded, n,
-                      made);
-  if (j == NULL) return refused(ncclInvalidUsage);
+  job *j;
+  result = derive_job(&j, function, comm, kind, !none, none ? comm->blocking : blocks(config, comm->blocking), excluded,
+                      n, made);
+  if (result != ncclSuccess) return refused(result);
   j->color = color;
   j->key = key;
   j->aborts = aborts;

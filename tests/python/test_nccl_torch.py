@@ -180,8 +180,12 @@ TRAININGS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("of", [(size, *training) for training in TRAININGS for size in (2, 4)], ids=case)
-def test_training(facade_bed: CudaBed, on_the_cpu: Callable[..., list[str]], of: tuple[Any, ...]) -> None:
+@of_both_classes
+def test_training(
+    facade_bed: CudaBed, on_the_cpu: Callable[..., list[str]], of: tuple[Any, ...], group_class: str
+) -> None:
     """Parameters are those of sagecomm on the CPU, bit for bit."""
     size, function, *arguments = of
-    got = facade_bed.ranks("facade_ranks:training", size, function, "cuda", *arguments, **SETTINGS)
+    settings = {**SETTINGS, **of_class(group_class)}
+    got = facade_bed.ranks("facade_ranks:training", size, function, "cuda", *arguments, **settings)
     assert got == on_the_cpu(size, function, "cpu", *arguments)
