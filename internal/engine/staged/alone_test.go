@@ -47,13 +47,14 @@ func TestStreamsThatCannotWaitAreFull(t *testing.T) {
 			return b
 		}
 		for s.in == first {
+			require.Less(t, c.queued[first], room)
 			issue()
 		}
 		_, orders := rt.(orderer)
 		if orders {
 			require.Equal(t, []device.Stream{first}, c.behind[s.in])
 		}
-		for range mostQueued {
+		for range room {
 			issue()
 		}
 		require.Greater(t, len(c.queued), 4)
@@ -67,7 +68,7 @@ func TestStreamsThatCannotWaitAreFull(t *testing.T) {
 		}
 		require.NotNil(t, e.pool.givenStreams(on, device.Inputs))
 		now := s.in
-		for range mostQueued {
+		for range room {
 			*issue().words.InputReady() = 1
 		}
 		require.Equal(t, now, s.in, "operations that wait for peers fill no stream")

@@ -99,6 +99,7 @@ func TestRecvsThatFillTheirStreams(t *testing.T) {
 	require.NoError(t, err)
 	for again := choose(); again.from.sender == 1; again = choose() { // by other threads
 		require.Same(t, chosen.s, again.s)
+		require.Less(t, c.queued[again.s.out], room)
 		c.operation(t, e, on, again.s, 1, false)
 	}
 	b, err := e.pool.acquire(c, source{coll.CUDA, "counting"}, l.bytes)
