@@ -272,8 +272,10 @@ def sends_that_wait() -> None:
     if dist.get_rank() == 0:
         works = [dist.irecv(y, 1)]
         works += [dist.isend(x, 1) for _ in range(MOST)]
+        works.append(dist.isend(x, 1, tag=1))
         wait_for(works)
     else:
+        dist.recv(y, 0, tag=1)
         for _ in range(MOST):
             dist.recv(y, 0)
         dist.send(x, 0)
