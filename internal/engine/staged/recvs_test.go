@@ -34,7 +34,7 @@ func TestRecvsHaveQueuesOfTheirOwn(t *testing.T) {
 // framed is a device in streams of a framework.
 type framed struct{ *counting }
 
-func (f framed) alone() device.Access { return unordered{deferring{f.counting}} }
+func (f framed) alone() device.Access { return unordered{deferring(f)} }
 func (f framed) recvQueues() int      { return 2 }
 
 // Of two senders that have streams of recvs, the one that uses none of them leaves them to a third. A thread that had chosen them finds that out.
