@@ -34,6 +34,11 @@ static bool scr_gate_moved(scr_gate_words *w, uint32_t inputs, uint32_t outputs)
   scr_note_acquired(&w->output_taken);
   return true;
 }
+static bool scr_gate_read(scr_gate_words *w, uint32_t inputs) {
+  if ((uint32_t)atomic_load_explicit(&w->input_ready, memory_order_acquire) != inputs) return false;
+  scr_note_acquired(&w->input_ready);
+  return true;
+}
 static bool scr_gate_opened(scr_gate_words *w) {
   return atomic_load_explicit(&w->output_done, memory_order_acquire) == SCR_GATE_OPEN;
 }
@@ -69,6 +74,9 @@ func (w *GateWords) Open() { C.scr_gate_end(w.c()) }
 func (w *GateWords) Moved(inputs, outputs uint32) bool {
 	return bool(C.scr_gate_moved(w.c(), C.uint32_t(inputs), C.uint32_t(outputs)))
 }
+
+// Read reports whether the device has copied so many units of the input into the pinned memory.
+func (w *GateWords) Read(inputs uint32) bool { return bool(C.scr_gate_read(w.c(), C.uint32_t(inputs))) }
 
 // Opened reports whether the run has ended, or Open was called: the runner does not use the gate any more.
 func (w *GateWords) Opened() bool { return bool(C.scr_gate_opened(w.c())) }

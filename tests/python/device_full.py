@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 
 from device_calls import run_under_fake_cuda
-from device_programs import SUM, accelerator, expect, full, mine
+from device_programs import SUM, accelerator, expect, full, held, main_stream, mine
 
-MANY = 300  # operations, of which a stream has room for about 85
+MANY = 300  # operations, of which a stream has room for about 75
+ROWS = 80  # of a type in a window: two windows do not fit into one stream, and their producers into the caller's
+MORE = 600  # of those with two commands in a stream
+MOST = 2200  # of those with five, which do not fit into the streams that are made ahead
 FEW_ELEMENTS = 10
 
 
@@ -122,6 +125,163 @@ def more_tensors_than_a_stream_holds() -> None:
         expect(x, SUM + 2 * n)
 
 
+def rows_before_a_send() -> None:
+    """Outputs that are not contiguous are copied once more, behind the operation."""
+    xs = [full(mine() + n, 2 * FEW_ELEMENTS)[::2] for n in range(MANY)]
+    y = full(7, FEW_ELEMENTS)
+    torch.accelerator.synchronize()
+    works: list[dist.Work | None] = []
+    if dist.get_rank() == 1:
+        dist.recv(y, 0)
+    works += [dist.all_reduce(x, async_op=True) for x in xs]
+    if dist.get_rank() == 0:
+        works.append(dist.isend(y, 1))
+    wait_for(works)
+    for n, x in enumerate(xs):
+        expect(x, SUM + 2 * n)
+
+
+def windows_of_rows() -> None:
+    """Two windows write the same rows. The second one, which does not fit into the stream, is the last one."""
+    rows = [full(0, 2 * FEW_ELEMENTS)[::2] for _ in range(ROWS)]
+    parts = [full(0, 2 * FEW_ELEMENTS, dtype=torch.float64)[::2] for _ in range(ROWS)]
+    y, side = full(7, FEW_ELEMENTS), torch.Stream(accelerator())
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 1:
+        dist.recv(y, 0)
+    managers = []
+    for factor in (1, 2):
+        for x in (*rows, *parts):
+            x.fill_(factor * mine())
+        with dist._coalescing_manager(device=accelerator(), async_ops=True) as manager:
+            for x in (*rows, *parts):
+                dist.all_reduce(x)
+        managers.append(manager)
+        manager.wait()
+    if dist.get_rank() == 0:
+        with side:
+            dist.isend(y, 1)
+    torch.accelerator.synchronize()
+    for x in (*rows, *parts):
+        expect(x, 2 * SUM)
+
+
+def rows_of_one_call() -> None:
+    """Rows of one call are copied in one stream."""
+    xs = [full(mine() + n, 1) for n in range(450)]
+    rows = [[full(0, 2)[::2] for _ in range(2)] for _ in xs]
+    y = full(7, FEW_ELEMENTS)
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 1:
+        dist.recv(y, 0)
+    with dist._coalescing_manager(device=accelerator(), async_ops=True) as manager:
+        for x, row in zip(xs, rows, strict=True):
+            dist.all_gather(row, x)
+    if dist.get_rank() == 0:
+        dist.isend(y, 1)
+    manager.wait()
+    for n, row in enumerate(rows):
+        expect(row[0], 1 + n)
+        expect(row[1], 2 + n)
+
+
+def recvs_with_tags_before_a_send() -> None:
+    """No stream waits for recvs with tags, but they come behind a stream that does. What it waits for is sent when rank
+    0 has got what rank 1 sends in another stream."""
+    u, y = full(mine(), FEW_ELEMENTS), full(0, FEW_ELEMENTS)
+    zs = [full(0, FEW_ELEMENTS) for _ in range(MORE)]
+    side = torch.Stream(accelerator())
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 0:
+        dist.recv(y, 1, tag=2)
+        works = [dist.isend(u, 1)]
+        works += [dist.isend(u, 1, tag=1) for _ in zs]
+    else:
+        dist.recv(y, 0)
+        works = [dist.irecv(z, 0, tag=1) for z in zs]
+        with side:
+            works.append(dist.isend(u, 0, tag=2))
+    wait_for(works)
+    expect(y, 3 - mine())
+    if dist.get_rank() == 1:
+        for z in zs:
+            expect(z, 1)
+
+
+def two_groups() -> None:
+    """Full streams of one group do not hold up another one, which brings what they wait for."""
+    xs = [full(mine() + n, FEW_ELEMENTS) for n in range(MANY)]
+    b, y = full(mine(), FEW_ELEMENTS), full(7, FEW_ELEMENTS)
+    other = dist.new_group([0, 1])
+    side = torch.Stream(accelerator())
+    torch.accelerator.synchronize()
+    works: list[dist.Work | None] = []
+    if dist.get_rank() == 1:
+        dist.recv(y, 0)
+    works += [dist.all_reduce(x, async_op=True) for x in xs]
+    with side:
+        dist.all_reduce(b, group=other)
+        if dist.get_rank() == 0:
+            dist.recv(y, 1)
+            works.append(dist.isend(y, 1))
+        else:
+            works.append(dist.isend(b, 0))
+    wait_for(works)
+    for n, x in enumerate(xs):
+        expect(x, SUM + 2 * n)
+    side.synchronize()
+    expect(b, SUM)
+    expect(y, SUM)
+
+
+def late_caller() -> None:
+    """The current stream is late, and calls return meanwhile."""
+    xs = [full(mine() + n, FEW_ELEMENTS) for n in range(MORE)]
+    torch.accelerator.synchronize()
+    with held(main_stream()):
+        xs[0] += 1
+        works: list[dist.Work | None] = [dist.all_reduce(x, async_op=True) for x in xs]
+    wait_for(works)
+    expect(xs[0], SUM + 2)
+    for n, x in enumerate(xs[1:], 1):
+        expect(x, SUM + 2 * n)
+
+
+def late_receiver() -> None:
+    """The same with recvs that the caller of the library ends."""
+    x, zs = full(mine(), FEW_ELEMENTS), [full(0, FEW_ELEMENTS) for _ in range(MORE)]
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 0:
+        wait_for([dist.isend(x, 1, tag=1) for _ in zs])
+        return
+    with held(main_stream()):
+        for z in zs[:10]:
+            z += 1
+        works = [dist.irecv(z, 0, tag=1) for z in zs]
+    wait_for(works)
+    for z in zs:
+        expect(z, 1)
+
+
+def sends_that_wait() -> None:
+    """Sends whose recvs come late fill no stream, so no stream is made for them: that may wait for a recv that is under
+    way, for which the peer sends when it has got all of them."""
+    x, y = full(mine(), FEW_ELEMENTS), full(0, FEW_ELEMENTS)
+    dist.all_reduce(full(1, 1))
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 0:
+        works = [dist.irecv(y, 1)]
+        works += [dist.isend(x, 1) for _ in range(MOST)]
+        works.append(dist.isend(x, 1, tag=1))
+        wait_for(works)
+    else:
+        dist.recv(y, 0, tag=1)
+        for _ in range(MOST):
+            dist.recv(y, 0)
+        dist.send(x, 0)
+    expect(y, 3 - mine())
+
+
 PROGRAMS: list[Callable[[], Any]] = [
     recvs_before_sends,
     sends_before_recvs,
@@ -130,8 +290,17 @@ PROGRAMS: list[Callable[[], Any]] = [
     outputs_are_inputs,
     outputs_are_written_twice,
     more_tensors_than_a_stream_holds,
+    rows_before_a_send,
+    windows_of_rows,
+    rows_of_one_call,
+    recvs_with_tags_before_a_send,
+    two_groups,
+    late_caller,
+    late_receiver,
 ]
+WITHOUT_WAITS: list[Callable[[], Any]] = [recvs_before_sends, sends_before_recvs, batch, late_caller, late_receiver]
 
 
 def run(rank: int, size: int, store: str, name: str) -> None:
-    run_under_fake_cuda(rank, size, store, [program for program in PROGRAMS if program.__name__ == name])
+    programs = [program for program in (*PROGRAMS, sends_that_wait) if program.__name__ == name]
+    run_under_fake_cuda(rank, size, store, programs)

@@ -15,15 +15,33 @@ KICK_MS = "5"  # work that no thread waits for begins after this time
 ROOM = "1000"  # commands that have not run, in a stream of an NVIDIA GPU
 
 
+ROOM_AND_KICK = {"EMULATOR_STREAM_ROOM": ROOM, "EMULATOR_KICK_MS": KICK_MS}
+NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
+
+
+def run(bed: CudaBed, program: str, schedule: Schedule, **settings: str) -> None:
+    """A call that finds its stream full waits until there is room, and the program hangs."""
+    settings = ROOM_AND_KICK | settings
+    bed.ranks("device_full:run", 2, program, schedule=schedule.name, seed=schedule.seed, **settings)
+
+
 @by_turns("program", [program.__name__ for program in device_full.PROGRAMS])
 def test_programs(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
-    """A call that finds its stream full waits until there is room, and the program hangs."""
-    cuda_bed.ranks(
-        "device_full:run",
-        2,
-        program,
-        schedule=schedule.name,
-        seed=schedule.seed,
-        EMULATOR_STREAM_ROOM=ROOM,
-        EMULATOR_KICK_MS=KICK_MS,
-    )
+    run(cuda_bed, program, schedule)
+
+
+@by_turns("program", [program.__name__ for program in device_full.WITHOUT_WAITS])
+def test_where_streams_cannot_wait(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
+    run(cuda_bed, program, schedule, EMULATOR_FAULTS=NO_WAITS)
+
+
+@by_turns("program", ["collectives_before_a_send", "recvs_before_sends"])
+def test_in_few_queues(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
+    """Streams share queues of the hardware."""
+    run(cuda_bed, program, schedule, CUDA_DEVICE_MAX_CONNECTIONS="2", EMULATOR_QUEUES="2")
+
+
+@by_turns("program", ["sends_that_wait"])
+def test_streams_are_made_ahead(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
+    """To make a stream waits for all streams of the device."""
+    run(cuda_bed, program, schedule, EMULATOR_STREAM_WAITS="1")

@@ -2,17 +2,20 @@
 
 package cuda
 
+// #include <cuda.h>
 // #include <stdlib.h>
 import "C"
 
 import (
-	"strconv"
+	"bytes"
+	"os"
 	"strings"
 	"unsafe"
 
 	"gorgonia.org/cu"
 
 	"sagecomm/internal/device"
+	"sagecomm/internal/lazylink"
 )
 
 // reserveSize is how many streams of each role are made at once: for the collectives of some groups, and for the p2p operations of one.
@@ -80,22 +83,63 @@ func (d *Driver) queuesOfRecvs() int {
 	if err != nil || greatest+int(device.Recvs) >= least {
 		return 0
 	}
-	return min(connections(variable("CUDA_DEVICE_MAX_CONNECTIONS")), reserveSize)
+	now, atStart := variable(maxConnections)
+	return min(connections(now, d.shared()), connections(atStart, d.shared()), reserveSize)
 }
 
-// variable returns a variable of the environment as the driver finds it: os.Getenv has those with which the process was started.
-func variable(name string) string {
+const maxConnections = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+// variable returns a variable of the environment as the driver finds it now, and as the process was started with it. The driver reads it when it
+// makes a context: nobody tells whether that was before the variable was set.
+func variable(name string) (now, atStart string) {
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))
-	return C.GoString(C.getenv(c))
+	started, _ := os.ReadFile("/proc/self/environ") // without it there is none
+	for entry := range bytes.SplitSeq(started, []byte{0}) {
+		if value, ok := bytes.CutPrefix(entry, []byte(name+"=")); ok {
+			atStart = string(value)
+		}
+	}
+	return C.GoString(C.getenv(c)), atStart
 }
 
-// connections returns how many queues of the hardware a device has for each priority, by the variable of the driver.
-func connections(text string) int {
-	const byDefault, most = 8, 32
-	n, err := strconv.Atoi(strings.TrimSpace(text))
-	if err != nil || n < 1 {
-		return byDefault
+// shared reports whether processes share the device through NVIDIA's Multi-Process Service.
+func (d *Driver) shared() (yes bool) {
+	if !lazylink.CUDAHas("cuDeviceGetAttribute") {
+		return false
 	}
-	return min(n, most)
+	err := d.do("cannot ask whether processes share the device", func() error {
+		device, err := cu.GetDevice(d.index)
+		if err != nil {
+			return err
+		}
+		var n C.int
+		err = failed(C.cuDeviceGetAttribute(&n, C.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, C.CUdevice(device)))
+		yes = n != 0
+		return err
+	})
+	return yes && err == nil // a driver that does not know the attribute
+}
+
+// connections returns how many queues of the hardware a device has for each priority, by the variable of the driver, where that is sure: of a
+// text that is no number, how the driver reads it is not known. Clients of the Multi-Process Service have 2 unless the variable names
+// another number (its manual, "Environment Variables").
+func connections(text string, shared bool) int {
+	byDefault, most := 8, 32
+	if shared {
+		byDefault = 2
+	}
+	text = strings.TrimSpace(text)
+	n, digits := 0, 0
+	for digits < len(text) && '0' <= text[digits] && text[digits] <= '9' {
+		n = min(10*n+int(text[digits]-'0'), most)
+		digits++
+	}
+	switch {
+	case n < 1:
+		return byDefault
+	case digits < len(text):
+		return min(n, byDefault)
+	}
+	return n
 }

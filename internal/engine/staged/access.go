@@ -103,12 +103,13 @@ func withRuntime(v vendors.Vendor, b *bridge.Bridge, on coll.Device) device.Acce
 // trial is what the operations on a device share: the vendor's runtime, and whether it and the framework of this process can use the
 // streams of one of them.
 type trial struct {
-	launcher device.Launcher               // nil: the runtime is none
-	waiter   launchingWaiter               // nil: its streams wait for nothing
-	name     string                        // of the runtime in the framework's streams
-	err      error                         // why the streams cannot be used
-	stream   atomic.Pointer[device.Stream] // with which that was tried, for inputs; nil: an engine has it
-	aside    device.Reserve                // streams of the framework, for p2p operations for which none of the runtime waits
+	launcher device.Launcher                  // nil: the runtime is none
+	waiter   launchingWaiter                  // nil: its streams wait for nothing
+	name     string                           // of the runtime in the framework's streams
+	err      error                            // why the streams cannot be used
+	stream   atomic.Pointer[device.Stream]    // with which that was tried, for inputs; nil: an engine has it
+	unknown  [device.Recvs + 1]device.Reserve // streams of the runtime of which the framework was told in vain, for the next operation
+	aside    device.Reserve                   // streams of the framework, for p2p operations for which none of the runtime waits
 }
 
 // reserveSize is how many streams of a framework are made ahead: two for each stream of the caller that has p2p operations.
@@ -206,11 +207,15 @@ func (a *adopted) NewStream(role device.Role) (device.Stream, error) {
 	if s, ok := a.of.take(role); ok {
 		return s, nil
 	}
-	s, err := a.launchingWaiter.NewStream(role)
+	made, err := a.of.unknown[role].Take(func() (device.Stream, error) { return a.launchingWaiter.NewStream(role) })
 	if err != nil {
-		return s, err
+		return made, err
 	}
-	return a.bridge.Adopt(s)
+	s, err := a.bridge.Adopt(made)
+	if err != nil {
+		a.of.unknown[role].Add(func() (device.Stream, error) { return made, nil })
+	}
+	return s, err
 }
 
 // Fork implements device.Ordering.

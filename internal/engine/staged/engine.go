@@ -62,18 +62,17 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	defer e.pool.release(memory)
 	on := place{op.Device, b.Name()}
 	s, err := e.streamsOn(b, on)
-	var q queue
-	if err == nil {
-		q = e.queueFor(b, on, s, memory, &l)
+	if err != nil {
+		return e.errorOf(op, err)
 	}
-	e.issuing.Lock()
+	q := e.queueFor(b, on, s, memory, &l)
 	defer e.issuing.Unlock()
 	defer q.close()
-	if waits && err == nil {
+	if waits {
 		err = e.comeBehindOutputs(b, on, s, &l)
 	}
 	if err == nil {
-		err = enqueue(b, memory, &l, &q)
+		err = enqueue(b, memory, &l, q)
 	}
 	if err != nil {
 		err = e.errorOf(op, err)
@@ -106,7 +105,7 @@ func (e *Engine) streamsOn(rt device.Runtime, on place) (*streams, error) {
 	if s := e.collectiveStreams(on, nil); s != nil {
 		return s, nil
 	}
-	made, err := e.pool.takeStreams(rt, on, device.Outputs)
+	made, _, err := e.pool.takeStreams(rt, on, device.Outputs)
 	if err != nil {
 		return nil, err
 	}
@@ -128,41 +127,12 @@ func (e *Engine) collectiveStreams(on place, made *streams) *streams {
 	return made
 }
 
-// queueFor returns the queue of an operation. It makes streams without a lock if there is no room in those that are there.
-func (e *Engine) queueFor(b device.Access, on place, s *streams, memory *block, l *layout) queue {
-	q := queue{streams: s, pool: e.pool, on: on, use: memory.used()}
-	rt, waits := b.(device.Waiter)
-	if !waits {
-		return q
-	}
-	q.rt = rt
-	n := l.commands()
-	e.issuing.Lock()
-	role, full := s.role, !e.pool.fits(s, n)
-	e.issuing.Unlock()
-	if role == device.Recvs { // there was room, and there are no more queues
-		return q
-	}
-	more := n[sideIn]/mostQueued + n[sideOut]/mostQueued
-	if q.full = full; full {
-		more++
-	}
-	for range more {
-		next, err := e.pool.takeStreams(rt, on, role)
-		if err != nil { // the operation goes on in those that are full, and the driver may block this thread
-			break
-		}
-		q.spare = append(q.spare, next)
-	}
-	return q
-}
-
 // enqueue queues the commands of an operation: all of them where streams can wait.
 func enqueue(b device.Access, memory *block, l *layout, q *queue) error {
 	if waiter, waits := b.(device.Waiter); waits {
 		return enqueueAll(b, waiter, memory, l, q)
 	}
-	return enqueueInput(b, memory, l, q.streams)
+	return enqueueInput(b, memory, l, q)
 }
 
 // enqueueAll queues all commands of an operation. Group by group, one stream brings the input into pinned memory as soon as there is
@@ -176,7 +146,7 @@ func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layou
 	if err := order.Fork(q.in); err != nil {
 		return err
 	}
-	q.begin(memory, l)
+	q.begin(memory, l, true)
 	memory.awaited.Store(!l.sends)
 	defer func() {
 		if err != nil { // what is queued by now uses the buffers when the waits are ended
@@ -232,33 +202,37 @@ func enqueueAll(order device.Ordering, rt device.Waiter, memory *block, l *layou
 	if !l.out.copied() { // whoever waits for the operation waits until its input was read
 		return order.Join(q.in)
 	}
+	if err = q.makeRoom(sideOut, l.out.rows()); err != nil {
+		return err
+	}
+	q.count(sideOut, l.out.rows()) // the framework queues them behind the end
 	return order.Join(q.out)
 }
 
 // enqueueInput queues the input of an operation on a device whose streams cannot wait for a word. The caller of the library
 // queues the copies back when the operation is complete. They come behind what the caller's stream held, because the input does.
-func enqueueInput(access device.Access, memory *block, l *layout, s *streams) error {
+func enqueueInput(access device.Access, memory *block, l *layout, q *queue) error {
 	caller, ok := access.(device.Deferrer)
 	if !ok {
 		return errors.New("neither the streams of the device nor the caller of the library can wait for an operation")
 	}
-	if err := caller.Fork(s.in); err != nil {
+	if err := q.beginAlone(caller, memory, l); err != nil {
 		return err
 	}
-	s.under = s.under[:0] // the operation that comes last ends last
-	s.begin(memory, l)
 	err := l.in.groups(l.stride, func(from, to uint32) error {
 		for _, c := range l.in.copies(memory, l.chunk, from, to) {
-			if err := access.CopyIn(s.in, c); err != nil {
+			q.count(sideIn, 1)
+			if err := access.CopyIn(q.in, c); err != nil {
 				return err
 			}
 		}
-		return access.WriteValue(s.in, memory.words.InputReady(), to)
+		q.count(sideIn, 1)
+		return access.WriteValue(q.in, memory.words.InputReady(), to)
 	})
 	if err != nil {
 		return err
 	}
-	return caller.JoinLater(s.out, device.End{Copies: l.out.copies(memory, l.chunk, 0, l.out.units), Taken: memory.words.OutputTaken(),
+	return caller.JoinLater(q.out, device.End{Copies: l.out.copies(memory, l.chunk, 0, l.out.units), Taken: memory.words.OutputTaken(),
 		Value: l.out.units})
 }
 

@@ -2,6 +2,7 @@ package staged
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"sagecomm/internal/coll"
@@ -38,23 +39,40 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
 	_, waits := b.(device.Waiter)
 	l.sends = waits && op.Kind == coll.Send
-	b, from, s := e.accessFor(b, op, &l)
-	if s == nil {
-		s, err = e.makeP2P(b, from, op.Root)
+	err = e.issueP2P(call, op, e.accessFor(b, op, &l), &l)
+	if errors.Is(err, errNoRoom) { // another thread was faster
+		err = e.issueP2P(call, op, e.accessAlone(b, op), &l)
+	}
+	return err
+}
+
+// access is by what a p2p operation is carried out.
+type access struct {
+	device.Access
+	from origin   // what the streams are for
+	s    *streams // nil: they are to be made
+}
+
+// issueP2P issues an operation. It returns errNoRoom if the streams of a sender have no room for a recv.
+func (e *Engine) issueP2P(call runner.Call, op coll.Op, by access, l *layout) (err error) {
+	if by.s == nil {
+		by.s, err = e.makeP2P(by, by.from, op.Root)
 	}
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	memory, err := e.pool.acquire(b, source{op.Device.Type, b.Name()}, l.bytes)
+	memory, err := e.pool.acquire(by, source{op.Device.Type, by.Name()}, l.bytes)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(memory)
-	q := e.queueFor(b, from.place, s, memory, &l)
-	e.issuing.Lock()
+	q := e.queueFor(by.Access, by.from.place, by.s, memory, l)
 	defer e.issuing.Unlock()
 	defer q.close()
-	if err = enqueue(b, memory, &l, &q); err != nil {
+	if by.from.sender >= 0 && !e.hasRoom(by, q) {
+		return errNoRoom
+	}
+	if err = enqueue(by.Access, memory, l, q); err != nil {
 		err = e.errorOf(op, err)
 	} else {
 		err = e.run.PostAtGate(call, runner.Gate{Words: memory.words, Inputs: 1, Outputs: 1, In: l.in.pinned(memory), Out: l.out.pinned(memory)})
@@ -65,54 +83,93 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	return err
 }
 
-// accessFor returns the access by which an operation is carried out, what its streams are for, and the streams, nil if they are to be made.
-func (e *Engine) accessFor(b device.Access, op coll.Op, l *layout) (device.Access, origin, *streams) {
+// hasRoom reports whether the streams that were chosen for a sender are still its own, and have room.
+// Requires: issuing.
+func (e *Engine) hasRoom(by access, q *queue) bool { return !q.full && e.p2p[by.from] == by.s }
+
+// accessFor returns the access by which an operation is carried out.
+func (e *Engine) accessFor(b device.Access, op coll.Op, l *layout) access {
+	if f, ok := b.(frameworkStreams); !ok || op.Kind != coll.Recv {
+		return e.accessBy(b, op)
+	} else if by, waits := e.accessForSender(f, b, op, l); waits {
+		return by
+	}
+	return e.accessAlone(b, op)
+}
+
+// accessAlone returns the access of an operation for which no stream waits.
+func (e *Engine) accessAlone(b device.Access, op coll.Op) access {
+	return e.accessBy(b.(frameworkStreams).alone(), op)
+}
+
+func (e *Engine) accessBy(b device.Access, op coll.Op) access {
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
-	if f, ok := b.(frameworkStreams); ok && op.Kind == coll.Recv {
-		from.sender = op.Root
-		if s, waits := e.streamsForSender(f, op, from, l); waits {
-			return b, from, s
-		}
-		b = f.alone()
-		from = origin{place{op.Device, b.Name()}, op.Stream, -1}
-	}
-	return b, from, e.p2pStreams(from, op.Root)
+	return access{b, from, e.p2pStreams(from, op.Root)}
+}
+
+func (e *Engine) accessForSender(f frameworkStreams, b device.Access, op coll.Op, l *layout) (by access, waits bool) {
+	e.issuing.Lock()
+	defer e.issuing.Unlock()
+	by = access{b, origin{place{op.Device, b.Name()}, op.Stream, op.Root}, nil}
+	by.s, waits = e.streamsForSender(f, op, by.from, l)
+	return by, waits
 }
 
 // streamsForSender reports whether a stream may wait for a recv, and returns its streams, nil if they are to be made. It holds up the recvs
 // behind it in that stream, whose senders may need what this one brings. So each sender has streams of its own, whose recvs end in their
 // order, and each of these streams has a queue of the hardware. Where tags or a recv from any source leave the order open, where there is no
-// queue, or no room in the streams, the caller of the library queues the copies when the recv has ended.
+// queue, or no room in the streams, the caller of the library queues the copies when the recv has ended. Where none is left, the streams are
+// those that another sender does not use now.
 // Requires: issuing.
 func (e *Engine) streamsForSender(f frameworkStreams, op coll.Op, from origin, l *layout) (s *streams, waits bool) {
 	if op.Tag != 0 || op.Root < 0 || op.Root == e.rank {
 		return nil, false
 	}
-	n := l.commands()
+	n := l.commands(true)
 	if max(n[sideIn], n[sideOut]) > mostQueued {
 		return nil, false
 	}
 	if s := e.p2p[from]; s != nil {
 		return s, e.pool.fits(s, n)
 	}
-	if e.streamsInUse(from) >= mostSenders {
-		return nil, false
+	if e.streamsInUse(from) < mostSenders {
+		s, waits = e.pool.claimRecvs(from.place, f.recvQueues())
 	}
-	if s, waits = e.pool.claimRecvs(from.place, f.recvQueues()); s != nil {
+	if !waits {
+		s = e.leftBySender(from)
+	}
+	if s != nil {
 		e.p2p[from] = s
 	}
-	return s, waits
+	return s, waits || s != nil
+}
+
+// leftBySender takes the streams away from another stream of a caller, or another sender, that has no recv under way, nil if there is none.
+// A thread that has chosen them for that one finds out when it holds issuing.
+// Requires: issuing.
+func (e *Engine) leftBySender(from origin) *streams {
+	e.pool.mu.Lock()
+	defer e.pool.mu.Unlock()
+	for other, s := range e.p2p {
+		if other.place == from.place && other.sender >= 0 && s.idle() {
+			delete(e.p2p, other)
+			return s
+		}
+	}
+	return nil
 }
 
 // makeP2P makes streams for an origin without a lock: the device may wait.
 func (e *Engine) makeP2P(b device.Access, from origin, peer int) (*streams, error) {
-	take := func() (*streams, error) { return e.pool.takeStreams(b, from.place, device.Outputs) }
+	var made *streams
+	var err error
 	if from.sender >= 0 {
-		take = func() (*streams, error) { return e.pool.makeRecvs(b, from.place) }
+		made, err = e.pool.makeRecvs(b, from.place)
+	} else {
+		made, _, err = e.pool.takeStreams(b, from.place, device.Outputs)
 	}
-	made, err := take()
 	if err != nil {
 		return nil, err
 	}

@@ -17,16 +17,15 @@ import (
 type Pool struct {
 	mu      sync.Mutex // nobody holds it in a call of the device, which may wait: it would hold up all groups
 	idle    map[source][]*block
-	busy    map[source][]*block       // used by an operation, or by copies that are still queued
-	streams map[pairs][]*streams      // of groups that are gone, and those that were full
-	recvs   map[place]int             // pairs whose streams of outputs have the role device.Recvs, made or being made
-	single  map[place][]device.Stream // for inputs, after errors for the ones for outputs
+	busy    map[source][]*block  // used by an operation, or by copies that are still queued
+	streams map[pairs][]*streams // of groups that are gone, and those that were full
+	recvs   map[place]int        // pairs whose streams of outputs have the role device.Recvs, made or being made
 }
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
 	return &Pool{idle: map[source][]*block{}, busy: map[source][]*block{}, streams: map[pairs][]*streams{},
-		recvs: map[place]int{}, single: map[place][]device.Stream{}}
+		recvs: map[place]int{}}
 }
 
 // place is a device, as an implementation of device.Runtime reaches it.
@@ -85,7 +84,7 @@ func (b *block) settled() bool {
 	return b.words.Moved(b.inputs.Load(), b.outputs.Load())
 }
 
-// use is the use of a block by an operation. The zero use is none.
+// use is the use of a block by an operation.
 type use struct {
 	*block
 	number uint64
@@ -94,17 +93,22 @@ type use struct {
 // used returns the use of a block by the operation that has it now.
 func (b *block) used() use { return use{b, b.uses.Load()} }
 
-// ended reports whether the device has run all commands of the operation.
+// ended reports whether the device has run all commands of the operation, and its run has ended.
 // Requires: Pool.mu.
-func (u use) ended() bool {
-	if u.block == nil {
-		return true
+func (u use) ended() bool { return u.over() || u.settled() }
+
+// read reports whether the device has run all commands of the operation for its input.
+// Requires: Pool.mu.
+func (u use) read() bool { return u.over() || u.words.Read(u.inputs.Load()) }
+
+// over reports whether another operation has the block, so it was settled.
+// Requires: Pool.mu.
+func (u use) over() bool {
+	if u.uses.Load() == u.number {
+		return false
 	}
-	if u.uses.Load() != u.number { // another operation has the block, so it was settled
-		u.words.SeenReset()
-		return true
-	}
-	return u.settled()
+	u.words.SeenReset()
+	return true
 }
 
 // acquire returns a block with room for the buffers of an operation, whose words are 0.

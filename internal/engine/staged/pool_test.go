@@ -61,13 +61,13 @@ func TestStreamWhosePairFailed(t *testing.T) {
 	pool, of := NewPool(), place{coll.Device{Type: coll.PrivateUse1}, "test"}
 	rt := &pinning{fails: errors.New("out of streams")}
 	for range 3 {
-		if _, err := pool.takeStreams(rt, of, device.Outputs); !errors.Is(err, rt.fails) {
+		if _, _, err := pool.takeStreams(rt, of, device.Outputs); !errors.Is(err, rt.fails) {
 			t.Fatalf("%v, expected %v", err, rt.fails)
 		}
 	}
 	rt.fails = nil
 	for pairs := 1; pairs <= 2; pairs++ {
-		if _, err := pool.takeStreams(rt, of, device.Outputs); err != nil {
+		if _, _, err := pool.takeStreams(rt, of, device.Outputs); err != nil {
 			t.Fatal(err)
 		}
 		if rt.made != [2]int{pairs, pairs} {
@@ -81,20 +81,20 @@ func TestStreamsThatHang(t *testing.T) {
 	pool, rt, of, owner := NewPool(), &pinning{}, place{coll.Device{Type: coll.PrivateUse1}, "test"}, source{coll.PrivateUse1, "test"}
 	b, err := pool.acquire(rt, owner, 100)
 	require.NoError(t, err)
-	hanging, err := pool.takeStreams(rt, of, device.Outputs)
+	hanging, _, err := pool.takeStreams(rt, of, device.Outputs)
 	require.NoError(t, err)
-	hanging.add(b.used(), [sides]int{})
+	hanging.add(part{use: b.used()})
 	b.inputs.Store(1)
 	b.outputs.Store(1)
 	pool.giveStreams(of, hanging)
 	pool.release(b)
 
-	others, err := pool.takeStreams(rt, of, device.Outputs)
+	others, _, err := pool.takeStreams(rt, of, device.Outputs)
 	require.NoError(t, err)
 	require.NotSame(t, hanging, others)
 
 	*b.words.InputReady(), *b.words.OutputTaken() = 1, 1
-	again, err := pool.takeStreams(rt, of, device.Outputs)
+	again, _, err := pool.takeStreams(rt, of, device.Outputs)
 	require.NoError(t, err)
 	require.Same(t, hanging, again)
 	require.Equal(t, [2]int{2, 2}, rt.made)
@@ -128,18 +128,18 @@ func TestNobodyWaitsForTheDeviceOfAnother(t *testing.T) {
 	require.NoError(t, err)
 	used.words.Open()
 	pool.release(used)
-	given, err := pool.takeStreams(&pinning{}, of, device.Outputs)
+	given, _, err := pool.takeStreams(&pinning{}, of, device.Outputs)
 	require.NoError(t, err)
 	rt := &slow{during: func() {
 		pool.giveStreams(of, given)
-		s, err := pool.takeStreams(&pinning{}, of, device.Outputs)
+		s, _, err := pool.takeStreams(&pinning{}, of, device.Outputs)
 		require.NoError(t, err)
 		require.Same(t, given, s)
 		b, err := pool.acquire(&pinning{}, owner, 100)
 		require.NoError(t, err)
 		pool.release(b)
 	}}
-	_, err = pool.takeStreams(rt, of, device.Outputs)
+	_, _, err = pool.takeStreams(rt, of, device.Outputs)
 	require.NoError(t, err)
 	_, err = pool.acquire(rt, owner, 1<<20)
 	require.NoError(t, err)
@@ -172,7 +172,7 @@ func TestSharedStreamsFollowFromThePeer(t *testing.T) {
 	rt := &pinning{}
 	known := map[*streams]bool{}
 	for stream := range uintptr(mostOrigins) {
-		made, err := e.pool.takeStreams(rt, on, device.Outputs)
+		made, _, err := e.pool.takeStreams(rt, on, device.Outputs)
 		require.NoError(t, err)
 		known[e.keepP2P(origin{on, stream, -1}, 0, made)] = true
 	}
@@ -205,7 +205,7 @@ func TestStreamsThatTwoThreadsMake(t *testing.T) {
 	s, err := e.streamsOn(rt, on)
 	require.NoError(t, err)
 	require.Same(t, faster, s)
-	spare, err := pool.takeStreams(rt, on, device.Outputs)
+	spare, _, err := pool.takeStreams(rt, on, device.Outputs)
 	require.NoError(t, err)
 	require.Equal(t, 2, rt.calls, "the streams that nobody got are used")
 	require.NotSame(t, faster, spare)
@@ -214,7 +214,7 @@ func TestStreamsThatTwoThreadsMake(t *testing.T) {
 	first, second := &streams{role: device.Outputs}, &streams{role: device.Outputs}
 	require.Same(t, first, e.keepP2P(from, 0, first))
 	require.Same(t, first, e.keepP2P(from, 0, second))
-	given, err := pool.takeStreams(rt, on, device.Outputs)
+	given, _, err := pool.takeStreams(rt, on, device.Outputs)
 	require.NoError(t, err)
 	require.Same(t, second, given)
 }
@@ -267,10 +267,10 @@ func TestStreamsBehindAnotherEngine(t *testing.T) {
 		if !refused {
 			b, err := pool.acquire(rt, owner, 100)
 			require.NoError(t, err)
-			e.streams[place{on, "ordered"}].begin(b, &layout{})
+			e.streams[place{on, "ordered"}].begin(b, &layout{}, true)
 		}
 		e.Close()
-		s, _, _ := pool.givenStreams(place{on, "ordered"}, device.Outputs)
+		s := pool.givenStreams(place{on, "ordered"}, device.Outputs)
 		require.Equal(t, refused, s == nil)
 	}
 }

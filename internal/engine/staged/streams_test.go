@@ -1,6 +1,8 @@
 package staged
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,11 +13,12 @@ import (
 
 // counting is a device that counts what is queued in each stream and runs nothing. A stream is behind those that it was ordered behind.
 type counting struct {
-	pinning
+	device.Runtime
 	forks
-	queued map[device.Stream]int
+	queued map[device.Stream]int // guarded by Engine.issuing, as behind
 	behind map[device.Stream][]device.Stream
-	next   uint64
+	next   atomic.Uint64
+	during func() // what happens while a stream is made
 }
 
 func newCounting() *counting {
@@ -24,8 +27,13 @@ func newCounting() *counting {
 
 func (*counting) Name() string { return "counting" }
 func (c *counting) NewStream(device.Role) (device.Stream, error) {
-	c.next++
-	return device.Stream{Number: c.next}, nil
+	if c.during != nil {
+		c.during()
+	}
+	return device.Stream{Number: c.next.Add(1)}, nil
+}
+func (*counting) Pin(bytes uint64) (device.Pinned, error) {
+	return pinnedWords(make([]uint64, bytes/8+32)), nil
 }
 func (c *counting) add(s device.Stream) error                             { c.queued[s]++; return nil }
 func (c *counting) CopyIn(s device.Stream, _ device.Copy) error           { return c.add(s) }
@@ -51,7 +59,8 @@ func (c *counting) operation(t *testing.T, e *Engine, on place, s *streams, piec
 	b, err := e.pool.acquire(c, source{coll.CUDA, "counting"}, l.bytes)
 	require.NoError(t, err)
 	q := e.queueFor(c, on, s, b, &l)
-	require.NoError(t, enqueue(c, b, &l, &q))
+	defer e.issuing.Unlock()
+	require.NoError(t, enqueue(c, b, &l, q))
 	q.close()
 	e.pool.release(b)
 	return b
@@ -63,6 +72,9 @@ func run(b *block) {
 	b.words.Open()
 	*b.words.OutputTaken() = b.outputs.Load()
 }
+
+// room is that of a stream of a GPU. No test goes on when more was queued in one.
+const room = 1000
 
 // No stream ever holds more than mostQueued commands of operations that have not ended. Operations go on in others, which are behind
 // the first ones, and streams whose operations have ended are used again.
@@ -91,9 +103,9 @@ func TestStreamsThatAreFull(t *testing.T) {
 			run(b)
 		}
 		if made > 0 {
-			require.Equal(t, made, c.next, "streams that are empty are used again")
+			require.Equal(t, made, c.next.Load(), "streams that are empty are used again")
 		}
-		made = c.next
+		made = c.next.Load()
 		c.queued = map[device.Stream]int{}
 	}
 }
@@ -147,24 +159,132 @@ func TestNoStreamWaitsForASend(t *testing.T) {
 	}
 }
 
-// All groups of a process have no more streams of recvs than the device has queues for, at a time.
-func TestRecvsHaveQueuesOfTheirOwn(t *testing.T) {
-	c, on, pool := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}, NewPool()
-	var list []*streams
-	for range 3 {
-		s, claimed := pool.claimRecvs(on, 3)
-		require.True(t, claimed)
-		require.Nil(t, s)
-		s, err := pool.makeRecvs(c, on)
-		require.NoError(t, err)
-		list = append(list, s)
+// Sends that wait for their recvs fill no stream: their commands have run when the payload was copied. Their blocks are kept until the runs
+// end.
+func TestSendsFillNoStream(t *testing.T) {
+	c, on := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	s, err := e.streamsOn(c, on)
+	require.NoError(t, err)
+	blocks := map[*block]bool{}
+	for range room {
+		b := c.operation(t, e, on, s, 1, true)
+		*b.words.InputReady() = 1
+		blocks[b] = true
 	}
-	_, claimed := pool.claimRecvs(on, 3)
-	require.False(t, claimed)
-	pool.giveStreams(on, list[1])
-	s, claimed := pool.claimRecvs(on, 3)
-	require.True(t, claimed)
-	require.Same(t, list[1], s)
-	_, claimed = pool.claimRecvs(on, 3)
-	require.False(t, claimed)
+	require.EqualValues(t, 2, c.next.Load(), "streams that were made")
+	require.Len(t, blocks, room)
+}
+
+// Streams in which a send stands alone are behind the outputs of operations in the full ones. They are left to nobody before these have ended.
+func TestSendsInFurtherStreamsStayBehindRecvs(t *testing.T) {
+	c, on := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	s, err := e.streamsOn(c, on)
+	require.NoError(t, err)
+	recv, first := c.operation(t, e, on, s, 1, false), s.out
+	var sends []*block
+	for s.out == first { // the caller's stream is late
+		require.Less(t, c.queued[s.in], room)
+		sends = append(sends, c.operation(t, e, on, s, 1, true))
+	}
+	require.Equal(t, []device.Stream{first}, c.behind[s.out])
+	for _, b := range sends {
+		run(b)
+	}
+	e.Close()
+	require.Nil(t, e.pool.givenStreams(on, device.Outputs), "they wait for the recv")
+	run(recv)
+	require.NotNil(t, e.pool.givenStreams(on, device.Outputs))
+	require.NotNil(t, e.pool.givenStreams(on, device.Outputs))
+}
+
+// The pinned memory of a send that has failed is used again, with streams that know of the use before.
+func TestBlockOfAFailedSend(t *testing.T) {
+	c, on := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	s, err := e.streamsOn(c, on)
+	require.NoError(t, err)
+	failed := c.operation(t, e, on, s, 1, true)
+	failed.words.Open() // the run has ended with an error; its payload is still copied
+	require.NotSame(t, failed, c.operation(t, e, on, s, 1, true))
+	*failed.words.InputReady() = 1
+	again := c.operation(t, e, on, s, 1, false)
+	require.Same(t, failed, again)
+	require.False(t, again.unawaited.Load(), "its stream waits for the run")
+	*again.words.InputReady() = 1
+	again.words.Open()
+	require.False(t, again.used().ended())
+	*again.words.OutputTaken() = 1
+	require.True(t, again.used().ended())
+}
+
+// An operation that has failed stays in its streams until a later one has ended.
+func TestOperationsInFrontOfOneThatHasEnded(t *testing.T) {
+	c, on := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	s, err := e.streamsOn(c, on)
+	require.NoError(t, err)
+	first := c.operation(t, e, on, s, 1, false)
+	last := c.operation(t, e, on, s, 1, false)
+	*last.words.InputReady() = 1
+	require.False(t, s.forget())
+	require.Equal(t, 0, s.commands[sideIn], "of both")
+	require.Len(t, s.under, 2)
+	run(last)
+	require.True(t, s.forget())
+	require.Equal(t, [sides]int{}, s.commands)
+	require.False(t, first.used().ended())
+}
+
+// Threads that issue at the same time do not queue more than one of them may. None takes streams that it does not need.
+func TestThreadsThatFillStreams(t *testing.T) {
+	c, on := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	s, err := e.streamsOn(c, on)
+	require.NoError(t, err)
+	for s.commands[sideOut] < mostQueued-100 {
+		require.Less(t, c.queued[s.out], room)
+		c.operation(t, e, on, s, 1, false)
+	}
+	full := s.out
+	c.during = func() { // another thread finds the streams full, too, and is faster
+		c.during = nil
+		c.operation(t, e, on, s, 100, false)
+		require.NotEqual(t, full, s.out)
+	}
+	c.operation(t, e, on, s, 100, false)
+	require.Equal(t, []device.Stream{full}, c.behind[s.out], "one pair behind the full one")
+	require.NotNil(t, e.pool.givenStreams(on, device.Outputs), "the other one is left")
+	require.Nil(t, e.pool.givenStreams(on, device.Outputs))
+
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 50 {
+				c.operation(t, e, on, s, 50, false)
+			}
+		})
+	}
+	all.Wait()
+	for of, n := range c.queued {
+		require.LessOrEqual(t, n, mostQueued, "%v", of)
+	}
+}
+
+// A framework copies each output that is not contiguous once more, in the stream of the output.
+func TestRoomForRows(t *testing.T) {
+	c, on := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	s, err := e.streamsOn(c, on)
+	require.NoError(t, err)
+	for range 100 {
+		c.operation(t, e, on, s, 16, false)
+		c.queued[s.out] += 16
+	}
+	c.operation(t, e, on, s, mostQueued-30, false)
+	c.queued[s.out] += mostQueued - 30
+	for of, n := range c.queued {
+		require.LessOrEqual(t, n, mostQueued, "%v", of)
+	}
 }
