@@ -51,17 +51,22 @@ void leakMemory(const c10::Storage& storage) {
 
 } // namespace
 
-DeviceWork::DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<Footprint> outputs)
+DeviceWork::DeviceWork(c10::Device device, const std::vector<at::Tensor>& tensors, std::vector<Footprint> outputs)
     : device_(device),
       deviceName_(c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       bridge_{},
-      tensors_(std::move(tensors)),
       outputs_(std::move(outputs)) {
+  for (const at::Tensor& t : tensors) {
+    memory_.push_back(t.storage());
+  }
 }
 
 DeviceWork::~DeviceWork() {
   if (forked()) { // the device's driver does not exist here, and pinned memory is the parent's
     for (std::unique_ptr<c10::Event>& end : endEvents_) {
+      static_cast<void>(end.release());
+    }
+    for (std::unique_ptr<c10::Event>& end : lateEnds_) {
       static_cast<void>(end.release());
     }
     static_cast<void>(future_.release()); // it has an event, too
@@ -198,12 +203,16 @@ void DeviceWork::succeed(Buffers& buffers) {
 
 // Where some of several operations are joined, what writes their outputs is queued, too.
 void DeviceWork::fail() noexcept {
+  if (forked()) { // the device's driver does not exist here, and pinned memory is the parent's
+    return;
+  }
   store();
   if (joined()) {
     return;
   }
+  std::vector<c10::Stream> users;
   try {
-    std::vector<c10::Stream> users = readers_;
+    users = readers_;
     for (const c10::Stream& stream : joins_) {
       addOnce(users, stream);
     }
@@ -217,9 +226,12 @@ void DeviceWork::fail() noexcept {
     endEvents_.clear();
     recordEnd(users.front());
   } catch (...) {
-    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": "
+    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_
+               << ", and no stream waits for it; its memory is kept until the device tells: "
                << firstLine(reasonOf(std::current_exception()));
-    abandon();
+    endEvents_.clear();
+    unordered_ = std::move(users);
+    endUnknown_ = true;
   }
 }
 
@@ -276,10 +288,14 @@ void DeviceWork::store() noexcept {
 }
 
 // Without outputs there is nothing for a stream to wait for: the host has waited until the input was read.
-void DeviceWork::awaitInCurrentStream() const {
+void DeviceWork::awaitInCurrentStream() {
   noteAcquired(this);
+  if (endUnknown_) {
+    return;
+  }
   if (!captured_ && passed_.load(std::memory_order_acquire)) {
-    return; // a stream that is being captured could not wait
+    waited(); // a stream that is being captured could not wait
+    return;
   }
   const c10::OptionalDeviceGuard on(device_);
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
@@ -293,36 +309,59 @@ void DeviceWork::awaitInCurrentStream() const {
       throw;
     }
   }
+  waited();
 }
 
 void DeviceWork::awaitAfterError() noexcept {
+  if (forked()) {
+    return;
+  }
   try {
     if (!refusesCapture()) { // which goes on
       awaitInCurrentStream();
     }
   } catch (...) {
-    LOG(ERROR) << "sagecomm: no stream waits for what a failed operation still reads on " << device_ << ": "
+    LOG(ERROR) << "sagecomm: no stream waits for what a failed operation still reads on " << device_
+               << "; its memory is kept until the device has passed it: "
                << firstLine(reasonOf(std::current_exception()));
-    abandon();
   }
 }
 
 bool DeviceWork::passed() {
-  if (endEvents_.empty() || captured_ || passed_.load(std::memory_order_acquire)) {
+  if ((endEvents_.empty() && !endUnknown_) || captured_ || passed_.load(std::memory_order_acquire)) {
     return true;
+  }
+  if (forked()) {
+    return false;
   }
   const c10::OptionalDeviceGuard on(device_);
   if (captureOf(current()) == Capture::kYes) {
     return false;
   }
   const Relaxed captures(device_.type());
-  for (const std::unique_ptr<c10::Event>& end : endEvents_) {
-    if (!end->query()) {
-      return false;
-    }
+  if (!(endUnknown_ ? laterEndsPassed() : allPassed(endEvents_))) {
+    return false;
   }
   passed_.store(true, std::memory_order_release);
   return true;
+}
+
+bool DeviceWork::allPassed(const std::vector<std::unique_ptr<c10::Event>>& ends) {
+  return std::all_of(ends.begin(), ends.end(), [](const std::unique_ptr<c10::Event>& end) { return end->query(); });
+}
+
+// Other groups may have these streams by now. So no stream waits here, and each has an event of its own.
+bool DeviceWork::laterEndsPassed() {
+  const std::unique_lock<std::mutex> one(late_, std::try_to_lock);
+  if (!one) {
+    return false;
+  }
+  for (; !unordered_.empty(); unordered_.pop_back()) {
+    auto end = std::make_unique<c10::Event>(device_.type());
+    end->record(unordered_.back());
+    lateEnds_.push_back(std::move(end));
+  }
+  return allPassed(lateEnds_);
 }
 
 c10::Stream DeviceWork::stream() {
@@ -370,14 +409,14 @@ int32_t DeviceWork::pin(void* ctx, uint64_t bytes, void** memory, void** owner, 
 }
 
 // Tells the allocator that the stream uses the tensors' memory, so that memory which is given back is not used again before
-// the stream has come past. Commands that are queued later are covered by tensors_.
+// the stream has come past. Commands that are queued later are covered by memory_.
 void DeviceWork::use(const c10::Stream& stream) {
   if (!addOnce(users_, stream)) {
     return;
   }
   const VirtualGuardImpl guard(device_.type());
-  for (const at::Tensor& t : tensors_) {
-    if (const c10::DataPtr& memory = t.storage().data_ptr(); memory.get() != nullptr) {
+  for (const c10::Storage& storage : memory_) {
+    if (const c10::DataPtr& memory = storage.data_ptr(); memory.get() != nullptr) {
       guard.recordDataPtrOnStream(memory, stream);
     }
   }
@@ -459,8 +498,8 @@ int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noe
 // back, also if the storage is resized. Tensors stay as they are.
 int32_t DeviceWork::keepMemory(void* ctx, char* why, size_t n) noexcept {
   return call(ctx, why, n, [](const DeviceWork& w) {
-    for (const at::Tensor& t : w.tensors_) {
-      leakMemory(t.storage());
+    for (const c10::Storage& storage : w.memory_) {
+      leakMemory(storage);
     }
   });
 }

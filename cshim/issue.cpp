@@ -223,6 +223,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(status < 0)) {
     if (device) {
       device->fail();
+      device->ended(true);
       device->awaitAfterError();
     }
     if (error.status != SAGECOMM_INVALID) { // an invalid operation was never issued
@@ -287,7 +288,6 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   work->completeLater();
   if (queued != nullptr) {
     queued->awaitInCurrentStream(); // after an error of the device, which it raises, the operation goes on
-    queued->waited();
   }
   if (interrupted) {
     std::rethrow_exception(interrupted);

@@ -145,9 +145,10 @@ std::exception_ptr ProcessGroupSagecomm::destroy(Wait wait) noexcept {
 // Behind an exception the group ends at once.
 std::exception_ptr ProcessGroupSagecomm::settle(sagecomm_group group, Wait wait) const {
   const auto how = hurried ? SAGECOMM_SETTLE_NOW : wait == Wait::kFull ? SAGECOMM_SETTLE_FULL : SAGECOMM_SETTLE_BRIEF;
+  bool broken = false;
   try {
     while (api_.group_settle(group, waits().slice_ns, how, nullptr) == SAGECOMM_PENDING) {
-      InFlight::failIfBroken(group);
+      broken = broken || InFlight::failIfBroken(group);
       if (wait != Wait::kDeaf) {
         checkSignals();
       }
@@ -403,7 +404,8 @@ void ProcessGroupSagecomm::registerOnCompletionHook(WorkInfoFn&& hook) {
 
 void ProcessGroupSagecomm::waitForPendingWorks() {
   WithoutGil unlocked;
-  hooks_.waitForPending([this] { InFlight::failIfBroken(group_.load()); });
+  bool broken = false;
+  hooks_.waitForPending([&] { broken = broken || InFlight::failIfBroken(group_.load()); });
 }
 
 void ProcessGroupSagecomm::enableCollectivesTiming() {

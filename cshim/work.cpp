@@ -92,10 +92,10 @@ void Work::finishInline(
   claimed_.store(true, std::memory_order_relaxed);
   done_.store(true, std::memory_order_release);
   if (C10_UNLIKELY(device_ != nullptr)) {
+    device_->ended(error_ != nullptr);
     if (!async || error_ != nullptr || device_->captured()) {
       awaitOnDevice();
     }
-    device_->ended();
   }
   if (C10_UNLIKELY(watch_.runs()) && error_ == nullptr) {
     runHooks(hooks);
@@ -211,7 +211,7 @@ void Work::complete(int32_t status, const sagecomm_error* error) {
   cv_.notify_all();
   pending_.reset();
   if (device_) {
-    device_->ended();
+    device_->ended(error_ != nullptr);
   }
   if (error_ == nullptr) {
     runHooks(*group_->hooks);
@@ -344,7 +344,6 @@ void Work::drive() {
     completeLater(); // peers may still read and write these tensors
     if (!hostWaits()) {
       device_->awaitAfterError(); // the caller has no Work that could order its stream
-      device_->waited();
     }
     throw;
   }
@@ -362,7 +361,6 @@ void Work::awaitOnDevice() const {
   } else {
     device_->awaitInCurrentStream();
   }
-  device_->waited();
 }
 
 // The operations of a group that has failed end at once, and the thread that completes them comes a moment later.
@@ -378,6 +376,7 @@ bool Work::wait(milliseconds timeout) {
     }
   }
   if (C10_UNLIKELY(device_ != nullptr) && !hasFailed()) {
+    refuseInForkedChild(); // the device's driver does not exist there
     refuseInCapture();
   }
   unregister();
