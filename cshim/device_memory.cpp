@@ -140,8 +140,8 @@ bool DeviceWork::failIfBroken(sagecomm_group group, const char* op, uint64_t seq
         "job",
         device_.str().c_str(),
         why->c_str());
-    InFlight::abandon(
-        device_); // this operation is among them; in front of the failure, by which other threads give up tensors
+    // This operation is among them. In front of the failure, by which other threads give memory back.
+    InFlight::abandon(device_);
     static_cast<void>(core().group_fail(group, &fault, static_cast<uint8_t>(device_.type()), nullptr));
     return true;
   } catch (const std::exception&) { // no memory for the text
