@@ -157,6 +157,8 @@ class DeviceWork {
       char* why,
       size_t n) noexcept;
 
+  // Returns false if the list has the stream already.
+  static bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream);
   c10::Stream current() const;
   // The current stream waits for the operation. If it is the stream of the call, memory that comes from it may be used again there. In
   // another stream the memory is kept until the device has passed the operation: some allocators are not told of streams.
