@@ -295,6 +295,8 @@ def wait_in_a_capture(rank: int, size: int, store: str) -> None:
         y += 1
         with pytest.raises(RuntimeError, match=r"call wait\(\) before the capture begins"):
             work.wait()
+        with pytest.raises(RuntimeError, match="is being captured"):
+            dist.all_reduce(x[::2])  # the copy of these rows waits for nothing
     work.wait()
     expect(x, 2 * SUM)
     graph.replay()
