@@ -70,9 +70,7 @@ def deaths(
 FEW = [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else _RANDOM[:1])]
 
 # For tests that run under one order, unless SEEDS is set.
-lazily = pytest.mark.parametrize(
-    "schedule", [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else [])], ids=str
-)
+lazily = pytest.mark.parametrize("schedule", [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else [])], ids=str)
 
 # A test under these runs for each schedule. `make test` leaves out most of them, or all but one where another test has
 # the same order under the other one, or where it is the device itself that is tested.
