@@ -1,5 +1,5 @@
 // call.hpp describes one call of torch on its way to the core. The operations of ProcessGroupSagecomm fill a Call on the
-// stack of the calling thread; run() and runAll() in issue.cpp hand it to the core.
+// stack of the calling thread; run() in issue.cpp hands it to the core, runAll() in issue_all.cpp several as one.
 #pragma once
 
 #include <algorithm>

@@ -120,6 +120,8 @@ void* nativeHandle(const Stream& stream) {
     }
     try {
       return stream.native_handle();
+    } catch (const c10::AcceleratorError&) { // the device is out of order
+      throw;
     } catch (const c10::Error&) {
       absent.store(true, std::memory_order_relaxed);
     }

@@ -24,28 +24,37 @@ bool DeviceWork::mayRelease() const {
 
 // Memory is given back without the mutex, because an allocator may wait.
 void DeviceWork::release() noexcept {
-  std::vector<at::Tensor> tensors;
-  std::lock_guard<std::mutex> lock(memory_);
-  tensors.swap(tensors_);
+  std::vector<c10::Storage> memory;
+  std::lock_guard<std::mutex> lock(held_);
+  memory.swap(memory_);
 }
 
-void DeviceWork::ended() noexcept {
+// In a forked child a thread of the parent may have had the mutex, and the memory is the parent's.
+void DeviceWork::ended(bool failed) noexcept {
+  if (forked()) {
+    return;
+  }
   bool may = false;
   {
-    std::lock_guard<std::mutex> lock(memory_);
+    std::lock_guard<std::mutex> lock(held_);
     ended_.store(true, std::memory_order_release);
     may = mayRelease();
   }
-  if (may) {
+  if (may && failed) {
+    releaseIfPassed();
+  } else if (may) {
     release();
   }
 }
 
 void DeviceWork::waited() noexcept {
+  if (forked()) {
+    return;
+  }
   bool may = false;
   try {
     const bool own = caller_ && *caller_ == current();
-    std::lock_guard<std::mutex> lock(memory_);
+    std::lock_guard<std::mutex> lock(held_);
     waited_ = waited_ || own;
     may = mayRelease();
   } catch (const std::exception&) { // the device does not tell its current stream
@@ -55,43 +64,42 @@ void DeviceWork::waited() noexcept {
   }
 }
 
-void DeviceWork::releaseIfPassed() noexcept {
-  if (!hasEnded()) {
-    return;
-  }
+bool DeviceWork::releaseIfPassed() noexcept {
   try {
-    if (!passed()) {
-      return;
+    if (!hasEnded() || !passed()) {
+      return false;
     }
-  } catch (const std::exception&) {
-    abandon();
+  } catch (
+      const std::exception&) { // such as a lack of events, or a device that is out of order: a later look asks again
+    return false;
   }
   release();
+  return true;
 }
 
 void DeviceWork::abandon() noexcept {
-  std::lock_guard<std::mutex> lock(memory_);
+  std::lock_guard<std::mutex> lock(held_);
   leak();
 }
 
 void DeviceWork::leak() noexcept {
-  for (at::Tensor& t : tensors_) {
-    static_cast<void>(t.unsafeReleaseTensorImpl());
+  for (c10::Storage& storage : memory_) {
+    static_cast<void>(storage.unsafeReleaseStorageImpl());
   }
-  tensors_.clear();
+  memory_.clear();
 }
 
 bool DeviceWork::isOver() const noexcept {
-  std::lock_guard<std::mutex> lock(memory_);
-  return ended_.load(std::memory_order_relaxed) && tensors_.empty();
+  std::lock_guard<std::mutex> lock(held_);
+  return ended_.load(std::memory_order_relaxed) && memory_.empty();
 }
 
 bool DeviceWork::writes(const Footprint& memory) const {
   if (!joined() && !hasEnded()) {
     return false;
   }
-  std::lock_guard<std::mutex> lock(memory_);
-  return !tensors_.empty() && std::any_of(outputs_.begin(), outputs_.end(), [&](const Footprint& output) {
+  std::lock_guard<std::mutex> lock(held_);
+  return !memory_.empty() && std::any_of(outputs_.begin(), outputs_.end(), [&](const Footprint& output) {
     return overlap(output, memory);
   });
 }
@@ -132,8 +140,8 @@ bool DeviceWork::failIfBroken(sagecomm_group group, const char* op, uint64_t seq
         "job",
         device_.str().c_str(),
         why->c_str());
-    abandon();
-    InFlight::abandon(device_); // in front of the failure, by which other threads give up tensors
+    // This operation is among them. In front of the failure, by which other threads give memory back.
+    InFlight::abandon(device_);
     static_cast<void>(core().group_fail(group, &fault, static_cast<uint8_t>(device_.type()), nullptr));
     return true;
   } catch (const std::exception&) { // no memory for the text

@@ -2,13 +2,10 @@
 #include "device_work.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <string>
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/COW.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "annotate.hpp"
@@ -23,10 +20,7 @@ namespace sagecomm {
 
 using c10::impl::VirtualGuardImpl;
 
-namespace {
-
-// Returns false if the list has the stream already.
-bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
+bool DeviceWork::addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
   if (std::find(streams.begin(), streams.end(), stream) != streams.end()) {
     return false;
   }
@@ -34,34 +28,22 @@ bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream) {
   return true;
 }
 
-// Takes the memory of a storage away from whoever would free it. Memory that is copied when it is written has several owners, of which one
-// more is made and never goes.
-void leakMemory(const c10::Storage& storage) {
-  if (!storage || storage.data_ptr().get_context() == nullptr) { // it owns none
-    return;
-  }
-  c10::StorageImpl& owner = *storage.unsafeGetStorageImpl();
-  if (c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) {
-    static_cast<void>(c10::impl::cow::lazy_clone_storage(owner).release());
-    return;
-  }
-  c10::DataPtr lasting(storage.data_ptr().get(), storage.device());
-  static_cast<void>(owner.set_data_ptr(std::move(lasting)).release_context());
-}
-
-} // namespace
-
-DeviceWork::DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<Footprint> outputs)
+DeviceWork::DeviceWork(c10::Device device, const std::vector<at::Tensor>& tensors, std::vector<Footprint> outputs)
     : device_(device),
       deviceName_(c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       bridge_{},
-      tensors_(std::move(tensors)),
       outputs_(std::move(outputs)) {
+  for (const at::Tensor& t : tensors) {
+    memory_.push_back(t.storage());
+  }
 }
 
 DeviceWork::~DeviceWork() {
   if (forked()) { // the device's driver does not exist here, and pinned memory is the parent's
     for (std::unique_ptr<c10::Event>& end : endEvents_) {
+      static_cast<void>(end.release());
+    }
+    for (std::unique_ptr<c10::Event>& end : lateEnds_) {
       static_cast<void>(end.release());
     }
     static_cast<void>(future_.release()); // it has an event, too
@@ -198,12 +180,16 @@ void DeviceWork::succeed(Buffers& buffers) {
 
 // Where some of several operations are joined, what writes their outputs is queued, too.
 void DeviceWork::fail() noexcept {
+  if (forked()) { // the device's driver does not exist here, and pinned memory is the parent's
+    return;
+  }
   store();
   if (joined()) {
     return;
   }
+  std::vector<c10::Stream> users;
   try {
-    std::vector<c10::Stream> users = readers_;
+    users = readers_;
     for (const c10::Stream& stream : joins_) {
       addOnce(users, stream);
     }
@@ -217,9 +203,12 @@ void DeviceWork::fail() noexcept {
     endEvents_.clear();
     recordEnd(users.front());
   } catch (...) {
-    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_ << ": "
+    LOG(ERROR) << "sagecomm: a failed operation cannot be ordered on " << device_
+               << ", and no stream waits for it; its memory is kept until the device tells: "
                << firstLine(reasonOf(std::current_exception()));
-    abandon();
+    endEvents_.clear();
+    unordered_ = std::move(users);
+    endUnknown_ = true;
   }
 }
 
@@ -276,10 +265,14 @@ void DeviceWork::store() noexcept {
 }
 
 // Without outputs there is nothing for a stream to wait for: the host has waited until the input was read.
-void DeviceWork::awaitInCurrentStream() const {
+void DeviceWork::awaitInCurrentStream() {
   noteAcquired(this);
+  if (endUnknown_) {
+    return;
+  }
   if (!captured_ && passed_.load(std::memory_order_acquire)) {
-    return; // a stream that is being captured could not wait
+    waited(); // a stream that is being captured could not wait
+    return;
   }
   const c10::OptionalDeviceGuard on(device_);
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
@@ -293,36 +286,59 @@ void DeviceWork::awaitInCurrentStream() const {
       throw;
     }
   }
+  waited();
 }
 
 void DeviceWork::awaitAfterError() noexcept {
+  if (forked()) {
+    return;
+  }
   try {
     if (!refusesCapture()) { // which goes on
       awaitInCurrentStream();
     }
   } catch (...) {
-    LOG(ERROR) << "sagecomm: no stream waits for what a failed operation still reads on " << device_ << ": "
+    LOG(ERROR) << "sagecomm: no stream waits for what a failed operation still reads on " << device_
+               << "; its memory is kept until the device has passed it: "
                << firstLine(reasonOf(std::current_exception()));
-    abandon();
   }
 }
 
 bool DeviceWork::passed() {
-  if (endEvents_.empty() || captured_ || passed_.load(std::memory_order_acquire)) {
+  if ((endEvents_.empty() && !endUnknown_) || captured_ || passed_.load(std::memory_order_acquire)) {
     return true;
+  }
+  if (forked()) {
+    return false;
   }
   const c10::OptionalDeviceGuard on(device_);
   if (captureOf(current()) == Capture::kYes) {
     return false;
   }
   const Relaxed captures(device_.type());
-  for (const std::unique_ptr<c10::Event>& end : endEvents_) {
-    if (!end->query()) {
-      return false;
-    }
+  if (!(endUnknown_ ? laterEndsPassed() : allPassed(endEvents_))) {
+    return false;
   }
   passed_.store(true, std::memory_order_release);
   return true;
+}
+
+bool DeviceWork::allPassed(const std::vector<std::unique_ptr<c10::Event>>& ends) {
+  return std::all_of(ends.begin(), ends.end(), [](const std::unique_ptr<c10::Event>& end) { return end->query(); });
+}
+
+// Other groups may have these streams by now. So no stream waits here, and each has an event of its own.
+bool DeviceWork::laterEndsPassed() {
+  const std::unique_lock<std::mutex> one(late_, std::try_to_lock);
+  if (!one) {
+    return false;
+  }
+  for (; !unordered_.empty(); unordered_.pop_back()) {
+    auto end = std::make_unique<c10::Event>(device_.type());
+    end->record(unordered_.back());
+    lateEnds_.push_back(std::move(end));
+  }
+  return allPassed(lateEnds_);
 }
 
 c10::Stream DeviceWork::stream() {
@@ -335,163 +351,6 @@ c10::Stream DeviceWork::stream() {
     end->block(behind);
   }
   return behind;
-}
-
-// ---- the bridge ----
-
-// Calls f(*this) for the core, which no exception may pass.
-template <class F>
-int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
-  try {
-    f(*static_cast<DeviceWork*>(ctx));
-    return 0;
-  } catch (const c10::Error& e) {
-    std::snprintf(why, n, "%s", e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    std::snprintf(why, n, "%s", e.what());
-  } catch (...) {
-    std::snprintf(why, n, "%s", "something was thrown that is no exception");
-  }
-  return -1;
-}
-
-int32_t DeviceWork::makeStream(void* ctx, uint64_t* stream, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::makeStream(w.device_); });
-}
-
-int32_t DeviceWork::pin(void* ctx, uint64_t bytes, void** memory, void** owner, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork& w) {
-    const c10::OptionalDeviceGuard on(w.device_);
-    const Relaxed captures(w.device_.type());
-    auto made = std::make_unique<Pinned>(allocatePinned(bytes));
-    *memory = made->memory;
-    *owner = made.release();
-  });
-}
-
-// Tells the allocator that the stream uses the tensors' memory, so that memory which is given back is not used again before
-// the stream has come past. Commands that are queued later are covered by tensors_.
-void DeviceWork::use(const c10::Stream& stream) {
-  if (!addOnce(users_, stream)) {
-    return;
-  }
-  const VirtualGuardImpl guard(device_.type());
-  for (const at::Tensor& t : tensors_) {
-    if (const c10::DataPtr& memory = t.storage().data_ptr(); memory.get() != nullptr) {
-      guard.recordDataPtrOnStream(memory, stream);
-    }
-  }
-}
-
-int32_t DeviceWork::fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](DeviceWork& w) {
-    const c10::OptionalDeviceGuard on(w.device_);
-    const c10::Stream to = streamOf(stream);
-    w.use(to);
-    if (!addOnce(w.readers_, to)) { // nothing has come into the current stream since
-      return;
-    }
-    auto start = std::make_unique<c10::Event>(w.device_.type());
-    start->record(w.current());
-    start->block(to);
-    if (!w.start_) {
-      w.start_ = std::move(start);
-    }
-  });
-}
-
-int32_t DeviceWork::copyIn(void* ctx, uint64_t stream, const sagecomm_copy* copy, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork&) { queueCopyToHost(streamOf(stream), *copy); });
-}
-
-int32_t DeviceWork::writeValue(
-    void* ctx, uint64_t stream, uint32_t* word, uint32_t value, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork&) { queueWrite(streamOf(stream), word, value); });
-}
-
-int32_t DeviceWork::adoptStream(void* ctx, void* handle, uint64_t* stream, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork& w) { *stream = sagecomm::adoptStream(w.device_, handle); });
-}
-
-int32_t DeviceWork::streamHandle(void* ctx, uint64_t stream, void** handle, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork&) { *handle = sagecomm::handleOf(stream); });
-}
-
-int32_t DeviceWork::interrupted(void* ctx) noexcept {
-  auto& self = *static_cast<DeviceWork*>(ctx);
-  try {
-    checkSignals();
-  } catch (...) {
-    self.raised_ = std::current_exception();
-  }
-  return self.raised_ ? -1 : 0;
-}
-
-int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [&](DeviceWork& w) {
-    const c10::OptionalDeviceGuard on(w.device_);
-    const c10::Stream in = streamOf(stream);
-    w.use(in);
-    // Recorded now and not in issued(): no other thread can have queued an operation behind this one yet.
-    const auto at = std::find(w.joins_.begin(), w.joins_.end(), in) - w.joins_.begin();
-    const bool first = addOnce(w.joins_, in);
-    if (w.broken_) {
-      return; // the operation is not issued
-    }
-    try {
-      if (first) {
-        w.endEvents_.push_back(std::make_unique<c10::Event>(w.device_.type()));
-      } else { // the stream of the last part is the last one
-        std::rotate(w.joins_.begin() + at, w.joins_.begin() + at + 1, w.joins_.end());
-        std::rotate(w.endEvents_.begin() + at, w.endEvents_.begin() + at + 1, w.endEvents_.end());
-      }
-      w.endEvents_.back()->record(in);
-      w.keepPromise();
-    } catch (...) { // an event that was not recorded would be one for which nobody waits
-      w.broken_ = std::current_exception();
-      w.endEvents_.clear();
-      throw;
-    }
-  });
-}
-
-// Commands may still come that use the tensors' memory, behind all events that the allocator would wait for. So the allocator does not get it
-// back, also if the storage is resized. Tensors stay as they are.
-int32_t DeviceWork::keepMemory(void* ctx, char* why, size_t n) noexcept {
-  return call(ctx, why, n, [](const DeviceWork& w) {
-    for (const at::Tensor& t : w.tensors_) {
-      leakMemory(t.storage());
-    }
-  });
-}
-
-int32_t DeviceWork::joinLater(
-    void* ctx,
-    uint64_t stream,
-    const sagecomm_copy* copies,
-    uint32_t count,
-    uint32_t* word,
-    uint32_t value,
-    char* why,
-    size_t n) noexcept {
-  return call(ctx, why, n, [&](DeviceWork& w) {
-    const c10::OptionalDeviceGuard on(w.device_);
-    const c10::Stream in = streamOf(stream);
-    w.ends_.push_back({in, {copies, copies + count}, word, value});
-    if (!w.stream_) {
-      w.stream_ = in;
-    }
-    w.use(in);
-  });
-}
-
-void refuseOnDevice(const char* op, const char* what, c10::Device device) {
-  const std::string type = c10::Device(device.type()).str();
-  refuse(
-      op,
-      std::string(what) + " are not supported on " + type +
-          " yet; move the tensor to the CPU, or name another backend for " + type + ", as in cpu:sagecomm," + type +
-          ":NAME");
 }
 
 } // namespace sagecomm

@@ -21,6 +21,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
+#include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include "sagecomm.h"
@@ -33,9 +34,9 @@ namespace sagecomm {
 class DeviceWork {
  public:
   // `tensors` are all whose memory the operation uses, those of the user and copies that stand for some; `outputs` are where those of the
-  // user lie that a collective writes. The tensors stay alive until the operation has ended on the host, and its device has passed it or
-  // the stream of the call waits for it.
-  DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<Footprint> outputs);
+  // user lie that a collective writes. The memory stays until the operation has ended on the host, and its device has passed it or the
+  // stream of the call waits for it, whatever becomes of the tensors.
+  DeviceWork(c10::Device device, const std::vector<at::Tensor>& tensors, std::vector<Footprint> outputs);
   // Ends the operation if that was not done.
   ~DeviceWork();
   DeviceWork(const DeviceWork&) = delete;
@@ -89,17 +90,16 @@ class DeviceWork {
 
   // --- the memory, see device_memory.cpp ---
 
-  // The operation has ended on the host: one of the two was called, and the core uses the memory no more.
-  void ended() noexcept;
+  // The operation has ended on the host: one of the two was called, and the core uses the memory no more. After a failure the device may be
+  // out of order, and is asked before memory is given back.
+  void ended(bool failed) noexcept;
   bool hasEnded() const {
     return ended_.load(std::memory_order_acquire);
   }
-  // The current stream waits for the operation. If it is the stream of the call, memory that comes from it may be used again there. In
-  // another stream the memory is kept until the device has passed the operation: some allocators are not told of streams.
-  void waited() noexcept;
-  // Releases the tensors if the device has passed an operation that has ended.
-  void releaseIfPassed() noexcept;
-  // Reports whether it has ended and holds no tensors.
+  // Releases the memory if the device has passed an operation that has ended, and else keeps it, also where the device cannot be asked now.
+  // Reports whether it was released.
+  bool releaseIfPassed() noexcept;
+  // Reports whether it has ended and holds no memory.
   bool isOver() const noexcept;
   // Reports whether it is a collective that writes the memory, and a stream can wait for its end.
   bool writes(const Footprint& memory) const;
@@ -107,14 +107,14 @@ class DeviceWork {
   // Asks the device, while the operation waits on the host for its own stream. If the device is out of order, the group fails on all ranks,
   // since nothing that is queued there will end. Reports whether that is so. Requires: issued() was called.
   bool failIfBroken(sagecomm_group group, const char* op, uint64_t sequence) noexcept;
-  // Keeps the tensors for good. Where a device is out of order, the allocator's error ends a process that gives them back.
+  // Keeps the memory for good. Where a device is out of order, the allocator's error ends a process that gives it back.
   void abandon() noexcept;
 
   // --- when the operation is joined or has ended ---
 
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
-  // still read the inputs.
-  void awaitInCurrentStream() const;
+  // still read the inputs, if they are known.
+  void awaitInCurrentStream();
   // The same for an operation that has failed, whose error a fault of the device does not replace.
   void awaitAfterError() noexcept;
   // Reports whether the operation is a part of a graph. Then the host has waited for nothing.
@@ -157,10 +157,17 @@ class DeviceWork {
       char* why,
       size_t n) noexcept;
 
+  // Returns false if the list has the stream already.
+  static bool addOnce(std::vector<c10::Stream>& streams, const c10::Stream& stream);
   c10::Stream current() const;
-  bool mayRelease() const; // requires: memory_
+  // The current stream waits for the operation. If it is the stream of the call, memory that comes from it may be used again there. In
+  // another stream the memory is kept until the device has passed the operation: some allocators are not told of streams.
+  void waited() noexcept;
+  bool mayRelease() const; // requires: held_
   void release() noexcept;
-  void leak() noexcept; // requires: memory_, or that nobody else uses this
+  void leak() noexcept; // requires: held_, or that nobody else uses this
+  static bool allPassed(const std::vector<std::unique_ptr<c10::Event>>& ends);
+  bool laterEndsPassed(); // asks the streams of an operation whose end is unknown, as far as they are known
   std::optional<std::string> fault() const; // why the device is out of order
   void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
@@ -178,8 +185,8 @@ class DeviceWork {
   std::optional<c10::Stream> caller_; // that was current when the operation was described
   std::unique_ptr<c10::Event> start_; // recorded in caller_ by the first fork(); null: there was none
 
-  mutable std::mutex memory_; // guards what follows, once the operation is issued; who holds it waits for nothing
-  std::vector<at::Tensor> tensors_;
+  mutable std::mutex held_; // guards what follows, once the operation is issued; who holds it waits for nothing
+  std::vector<c10::Storage> memory_;
   const std::vector<Footprint> outputs_;
   bool waited_ = false;
 
@@ -209,6 +216,12 @@ class DeviceWork {
   // nothing to wait for. Pointers, because a forked child leaves them.
   std::vector<std::unique_ptr<c10::Event>> endEvents_;
   std::atomic<bool> passed_{false};
+
+  // Of an operation that has failed, where the device refused the events. Some stream may still use its memory.
+  bool endUnknown_ = false;
+  std::mutex late_; // guards what follows; who does not get it goes on without
+  std::vector<c10::Stream> unordered_; // streams that have no event yet
+  std::vector<std::unique_ptr<c10::Event>> lateEnds_;
 };
 
 // Refuses an operation whose tensors are on a device: "sagecomm: send: p2p operations are not supported on cuda yet; ...".

@@ -2,9 +2,10 @@
 #include "in_flight.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <new>
 #include <utility>
-#include <vector>
 
 #include "core.hpp"
 
@@ -12,8 +13,10 @@ namespace sagecomm {
 
 namespace {
 
-// Each operation enters one, so a list of operations that the devices have passed shrinks.
-constexpr size_t kLooks = 4;
+// How many entries a look sees. Each operation enters one, so a list of operations that the devices have passed shrinks.
+constexpr size_t kLooks = 8;
+// So often the first entry is asked before it makes room for others: as a rule devices pass operations in the order in which they entered.
+constexpr uint32_t kAsks = 16;
 
 } // namespace
 
@@ -29,8 +32,23 @@ InFlight::All& InFlight::all() {
   return *the;
 }
 
+template <class Pick>
+InFlight::Entries InFlight::entriesOf(const Pick& pick) {
+  Entries picked;
+  All& the = all();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  std::copy_if(the.entries.begin(), the.entries.end(), std::back_inserter(picked), pick);
+  return picked;
+}
+
 InFlight::InFlight(sagecomm_group group, const void* scope, const char* op, std::shared_ptr<DeviceWork> work) {
-  own_.push_back({group, scope, op, 0, std::move(work)});
+  own_.push_back({group, scope, op, 0, 0, std::move(work)});
+}
+
+InFlight::~InFlight() {
+  if (!own_.empty() && own_.front().work->hasEnded()) {
+    enter(0); // the sequence is for what may wait
+  }
 }
 
 void InFlight::enter(uint64_t sequence) noexcept {
@@ -40,33 +58,56 @@ void InFlight::enter(uint64_t sequence) noexcept {
     std::lock_guard<std::mutex> lock(the.mutex);
     the.entries.splice(the.entries.end(), own_);
   }
-  sweep(kLooks);
+  own_.clear();
+  sweep();
 }
 
-void InFlight::sweepAll() noexcept {
-  sweep(SIZE_MAX);
-}
-
-// Looks at the entries in turn. Of those that are not over it asks the device, without the mutex, so a later look removes them.
-void InFlight::sweep(size_t most) noexcept {
-  Entries over;
-  std::vector<std::shared_ptr<DeviceWork>> asked;
-  try {
-    All& the = all();
-    std::lock_guard<std::mutex> lock(the.mutex);
-    for (size_t left = std::min(most, the.entries.size()); left > 0; left--) {
-      const auto first = the.entries.begin();
-      if (first->work->isOver()) {
-        over.splice(over.end(), the.entries, first);
-      } else {
-        asked.push_back(first->work);
+// Removes what is over, and asks devices until one has not passed its operation, which is one question as a rule. Operations that go on are not
+// asked for and make room for others. The devices are asked without the mutex.
+void InFlight::sweep() noexcept {
+  All& the = all();
+  for (size_t left = kLooks; left > 0;) {
+    Entries over;
+    std::shared_ptr<DeviceWork> asked;
+    {
+      std::lock_guard<std::mutex> lock(the.mutex);
+      for (; left > 0 && !asked && !the.entries.empty(); left--) {
+        const auto first = the.entries.begin();
+        if (first->work->isOver()) {
+          over.splice(over.end(), the.entries, first);
+          continue;
+        }
+        if (first->work->hasEnded()) {
+          asked = first->work;
+          if (++first->asks < kAsks) {
+            break;
+          }
+          first->asks = 0;
+        }
         the.entries.splice(the.entries.end(), the.entries, first);
       }
     }
-  } catch (const std::bad_alloc&) { // the next look goes on
+    if (!asked || !asked->releaseIfPassed()) {
+      return;
+    }
   }
-  for (const std::shared_ptr<DeviceWork>& work : asked) {
-    work->releaseIfPassed();
+}
+
+void InFlight::sweepAll() noexcept {
+  Entries over;
+  try {
+    for (const Entry& entry : entriesOf([](const Entry& /*each*/) { return true; })) {
+      entry.work->releaseIfPassed();
+    }
+  } catch (const std::bad_alloc&) { // later operations look at these
+  }
+  All& the = all();
+  std::lock_guard<std::mutex> lock(the.mutex);
+  for (auto entry = the.entries.begin(); entry != the.entries.end();) {
+    const auto each = entry++;
+    if (each->work->isOver()) {
+      over.splice(over.end(), the.entries, each);
+    }
   }
 }
 
@@ -74,37 +115,25 @@ void InFlight::awaitOutputs(const Footprint& read, const void* scope) {
   if (forked()) { // a thread of the parent may have had the mutex
     return;
   }
-  std::vector<std::shared_ptr<DeviceWork>> writers;
-  {
-    All& the = all();
-    std::lock_guard<std::mutex> lock(the.mutex);
-    for (const Entry& entry : the.entries) {
-      if (entry.scope == scope && entry.work->writes(read)) {
-        writers.push_back(entry.work);
-      }
-    }
-  }
-  for (const std::shared_ptr<DeviceWork>& work : writers) {
-    if (!work->isInCapture() && !work->passed() && !work->refusesCapture()) {
-      work->awaitInCurrentStream();
+  for (const Entry& entry : entriesOf([&](const Entry& e) { return e.scope == scope && e.work->writes(read); })) {
+    DeviceWork& work = *entry.work;
+    if (!work.isInCapture() && !work.passed() && !work.refusesCapture()) {
+      work.awaitInCurrentStream();
     }
   }
 }
 
-void InFlight::failIfBroken(sagecomm_group group) noexcept {
-  Entries under;
+bool InFlight::failIfBroken(sagecomm_group group) noexcept {
+  if (forked()) { // a thread of the parent may have had the mutex
+    return false;
+  }
   try {
-    All& the = all();
-    std::lock_guard<std::mutex> lock(the.mutex);
-    std::copy_if(the.entries.begin(), the.entries.end(), std::back_inserter(under), [group](const Entry& entry) {
-      return entry.group == group && !entry.work->hasEnded();
+    const Entries under = entriesOf([group](const Entry& e) { return e.group == group && !e.work->hasEnded(); });
+    return std::any_of(under.begin(), under.end(), [](const Entry& entry) {
+      return entry.work->failIfBroken(entry.group, entry.op, entry.sequence);
     });
   } catch (const std::bad_alloc&) { // the next look may have the memory
-  }
-  for (const Entry& entry : under) {
-    if (entry.work->failIfBroken(entry.group, entry.op, entry.sequence)) {
-      return;
-    }
+    return false;
   }
 }
 

@@ -1,4 +1,4 @@
-// process_group.cpp holds life and properties of ProcessGroupSagecomm: construction, destruction, abort, timeouts, hooks.
+// process_group.cpp holds the life of ProcessGroupSagecomm: construction, destruction, abort, hooks.
 #include "process_group.hpp"
 
 #include <c10/util/ScopeExit.h>
@@ -145,9 +145,10 @@ std::exception_ptr ProcessGroupSagecomm::destroy(Wait wait) noexcept {
 // Behind an exception the group ends at once.
 std::exception_ptr ProcessGroupSagecomm::settle(sagecomm_group group, Wait wait) const {
   const auto how = hurried ? SAGECOMM_SETTLE_NOW : wait == Wait::kFull ? SAGECOMM_SETTLE_FULL : SAGECOMM_SETTLE_BRIEF;
+  bool broken = false;
   try {
     while (api_.group_settle(group, waits().slice_ns, how, nullptr) == SAGECOMM_PENDING) {
-      InFlight::failIfBroken(group);
+      broken = broken || InFlight::failIfBroken(group);
       if (wait != Wait::kDeaf) {
         checkSignals();
       }
@@ -276,88 +277,6 @@ void ProcessGroupSagecomm::refuseWithoutGroup(const char* op) const {
   raise(error);
 }
 
-// ---- properties ----
-
-const std::string ProcessGroupSagecomm::getBackendName() const {
-  return "sagecomm";
-}
-
-c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupSagecomm::getBackendOptions() {
-  return options_;
-}
-
-void ProcessGroupSagecomm::setTimeout(milliseconds timeout) {
-  refuseInChild();
-  WithoutGil unlocked;
-  int32_t status = SAGECOMM_OK;
-  sagecomm_error error;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const sagecomm_group group = group_.load();
-    if (group != 0 || shutDown_.load()) { // otherwise the next members get it
-      status = api_.group_set_timeout(group, toNs(timeout), &error);
-    }
-    if (status >= 0) {
-      timeoutMs_.store(timeout.count());
-      options_->timeout = timeout;
-    }
-  }
-  if (status < 0) {
-    raise(error);
-  }
-}
-
-void ProcessGroupSagecomm::addEphemeralTimeout(const milliseconds& timeout) {
-  TORCH_CHECK(
-      timeout.count() >= 0,
-      "sagecomm: add_ephemeralTimeout_timeout: ",
-      timeout.count(),
-      " ms is negative; give 0 or more");
-  ephemeralTimeout_.add(timeout);
-}
-
-uint64_t ProcessGroupSagecomm::getSequenceNumberForGroup() {
-  WithoutGil unlocked;
-  return ask([this](sagecomm_group group) { return group == 0 ? lastSequence_.load() : api_.group_sequence(group); });
-}
-
-// Every rank of a group counts from 0 by itself.
-void ProcessGroupSagecomm::setSequenceNumberForGroup() {
-}
-
-// A group that waits for its next members has not failed.
-c10d::ErrorType ProcessGroupSagecomm::getError() {
-  WithoutGil unlocked;
-  sagecomm_group asked = 0;
-  const int32_t status = ask([&](sagecomm_group group) -> int32_t {
-    asked = group;
-    if (group != 0 || forked()) {
-      return api_.group_error(group, nullptr);
-    }
-    const auto first = cause();
-    return first != nullptr && (shutDown_.load() || !reconfigurable_) ? first->status : SAGECOMM_OK;
-  });
-  if (status < 0 && status != SAGECOMM_INVALID && !forked()) {
-    failure_.told(asked != 0 ? asked : members()->group);
-  }
-  switch (status) {
-    case SAGECOMM_OK:
-      return c10d::ErrorType::SUCCESS;
-    case SAGECOMM_TIMEOUT:
-      return c10d::ErrorType::TIMEOUT;
-    case SAGECOMM_PEER_FAILURE:
-    case SAGECOMM_MISMATCH:
-      return c10d::ErrorType::REMOTE_ERROR;
-    default:
-      return c10d::ErrorType::COMM_ERROR;
-  }
-}
-
-std::shared_ptr<const GroupInfo> ProcessGroupSagecomm::members() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return info_;
-}
-
 // ---- hooks ----
 
 bool ProcessGroupSagecomm::supportsAbortHooks() const {
@@ -403,7 +322,8 @@ void ProcessGroupSagecomm::registerOnCompletionHook(WorkInfoFn&& hook) {
 
 void ProcessGroupSagecomm::waitForPendingWorks() {
   WithoutGil unlocked;
-  hooks_.waitForPending([this] { InFlight::failIfBroken(group_.load()); });
+  bool broken = false;
+  hooks_.waitForPending([&] { broken = broken || InFlight::failIfBroken(group_.load()); });
 }
 
 void ProcessGroupSagecomm::enableCollectivesTiming() {

@@ -3,8 +3,9 @@
 // it on any thread, mostly without the GIL. Operations that are not overridden here keep the base class's refusal, which
 // names backend and operation.
 //
-// Files: operations.cpp and coalesced.cpp describe operations, issue.cpp issues them, members.cpp makes groups,
-// reconfigure.cpp replaces the members of a group, process_group.cpp has the rest. Start reading in operations.cpp.
+// Files: operations.cpp and coalesced.cpp describe operations, issue.cpp and issue_all.cpp issue them, members.cpp makes groups,
+// reconfigure.cpp replaces the members of a group, properties.cpp answers questions, process_group.cpp has the rest. Start reading
+// in operations.cpp.
 #pragma once
 
 #include <atomic>

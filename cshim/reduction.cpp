@@ -29,6 +29,7 @@ double premulFactor(Call& call, const c10d::ReduceOp& reduction) {
   if (factor.numel() != 1 || factor.is_complex()) {
     refuse(name, "the factor of PREMUL_SUM must be one real number");
   }
+  call.buffers.prepareCopy(factor);
   if (const c10::Device* const on = call.buffers.device(); on != nullptr && *on == factor.device()) {
     for (size_t i = 0; i < call.inputs.size() && isScaled(call.inputs[i].scalar_type());
          i++) { // the core refuses others

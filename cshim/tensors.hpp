@@ -86,6 +86,9 @@ class Buffers {
   // Gives an input, which is `t`, memory of its own. The caller writes it before the operation is issued. An output in the memory of the
   // input stays where it is.
   Own ownInput(size_t index, const at::Tensor& t);
+  // For a collective on a device, which is about to read a tensor in the current stream: makes that come behind earlier collectives of the
+  // group that write the tensor. Requires: a tensor was added.
+  void prepareCopy(const at::Tensor& t) const;
 
   // Without an argument each segment is a block; otherwise `bytes` gives the length of each block. Requires: all segments
   // were added.
@@ -147,8 +150,6 @@ class Buffers {
   void check(const char* op, const char* role, size_t index, const at::Tensor& t);
   void checkDevice(const char* op, const char* role, size_t index, const at::Tensor& t);
   void noteOutput(const at::Tensor& t);
-  // For a collective: makes the current stream of a device come behind earlier ones of the group that write the tensor.
-  void prepareCopy(const at::Tensor& t) const;
   // Refuses an output that is not a plain block and cannot be written back.
   static void checkWritable(const char* op, const char* role, size_t index, const at::Tensor& t);
 

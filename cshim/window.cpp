@@ -206,6 +206,12 @@ void CollectedCall::order() const {
   const c10::OptionalDeviceGuard on(stream->device());
   const c10::Stream now = c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device());
   if (now != *stream) {
+    if (captureOf(now) == Capture::kYes && captureOf(*stream) != Capture::kYes) {
+      refuse(
+          call.info.name,
+          "the current stream is being captured into a graph, and the stream in which this operation of a coalescing "
+          "window was called is not; end the window before the capture begins");
+    }
     c10::Event collected(stream->device_type());
     collected.record(*stream);
     collected.block(now);

@@ -43,7 +43,8 @@ struct CollectedCall {
   CollectedCall(Call&& c, bool async);
   // Refuses the call if the memory of a tensor has changed since it was collected.
   void checkMemory() const;
-  // Makes the current stream of its device come behind the stream in which the call was collected.
+  // Makes the current stream of its device come behind the stream in which the call was collected. Refuses that where the current stream is
+  // being captured and the other one is not: the capture would be lost.
   void order() const;
 
   std::vector<at::Tensor> inputs;

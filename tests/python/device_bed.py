@@ -69,6 +69,9 @@ def deaths(
 # For tests that run under one order of the host and one random one, unless SEEDS is set.
 FEW = [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else _RANDOM[:1])]
 
+# For tests that run under one order, unless SEEDS is set.
+lazily = pytest.mark.parametrize("schedule", [Schedule("lazy"), *(_RANDOM if "SEEDS" in os.environ else [])], ids=str)
+
 # A test under these runs for each schedule. `make test` leaves out most of them, or all but one where another test has
 # the same order under the other one, or where it is the device itself that is tested.
 under_schedules = pytest.mark.parametrize("schedule", quickly(_QUICK, ALL), ids=str)

@@ -4,7 +4,8 @@ failures. PROGRAMS has these programs and those of device_programs.py, which say
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -185,24 +186,57 @@ def refusals() -> None:
     expect(x, SUM)
 
 
-def captures_are_refused() -> None:
-    x = full(mine())
-    refused = pytest.raises(RuntimeError, match=r"all_reduce: .*stream.* is being captured")
+@contextmanager
+def captured() -> Iterator[None]:
     torch.accelerator.synchronize()
     if accelerator().type == "cuda":
-        with torch.cuda.graph(torch.cuda.CUDAGraph()), refused:
-            dist.all_reduce(x)
-    else:
-        import simdev
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            yield
+        return
+    import simdev
 
-        side = torch.Stream(accelerator())
-        with side:
-            simdev._device.begin_capture(side)
-            with refused:
-                dist.all_reduce(x)
-            simdev._device.end_capture(side)
+    side = torch.Stream(accelerator())
+    with side:
+        simdev._device.begin_capture(side)
+        yield
+        simdev._device.end_capture(side)
+
+
+def captures_are_refused() -> None:
+    """The capture goes on, and so does the group."""
+    x, rows = full(mine()), torch.full((N, 2), mine(), device=accelerator())[:, 0]
+    peer, group = 1 - dist.get_rank(), dist.distributed_c10d._get_default_group()
+
+    def window() -> None:
+        with dist._coalescing_manager(device=accelerator()):
+            dist.all_reduce(x)
+            dist.all_reduce(rows)
+
+    def batch() -> None:
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, rows, peer)])
+
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "send": lambda: dist.send(x, peer),
+        "recv": lambda: dist.irecv(rows, peer, tag=1),
+        "(coalesced|send|recv)": batch,
+        "(coalesced|all_reduce)[a-z_]*": window,
+        "barrier": lambda: dist.barrier(device_ids=[accelerator().index]),
+        "broadcast": lambda: dist.broadcast(rows, 0),
+    }
+    with captured():
+        for name, call in calls.items():
+            with pytest.raises(RuntimeError, match=rf"sagecomm: .*{name}.*stream.* is being captured"):
+                call()
+    group._start_coalescing(accelerator())
+    dist.all_reduce(x)
+    dist.broadcast(rows, 1)
+    with captured(), pytest.raises(RuntimeError, match=r"sagecomm: .*stream.* is being captured"):
+        group._end_coalescing(accelerator())
     dist.all_reduce(x)
     expect(x, SUM)
+    dist.all_reduce(rows)
+    expect(rows, SUM)
 
 
 def other_backend_strings() -> None:

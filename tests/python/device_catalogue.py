@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 import sagecomm
 from device_calls import MINUTE, run_under_fake_cuda
 from device_programs import SUM, N, accelerator, expect, full, held, main_stream, mine
+from device_waits import until
 
 # ---- peers that call something else, or nothing ----
 
@@ -165,11 +166,28 @@ def child_is_refused(*tensors: torch.Tensor) -> None:
                 os._exit(2)
 
 
+def child_cannot_wait(*works: dist.Work | None) -> None:
+    for work in works:
+        try:
+            assert work is not None
+            work.is_completed()
+            work.wait()
+            os._exit(3)
+        except RuntimeError as error:
+            if "this process was forked" not in str(error):
+                print(error, flush=True)
+                os._exit(4)
+
+
 def child_of_a_fork() -> None:
     """A child drops what it has inherited and is refused. Its parent goes on."""
-    x = full(0)
+    x, y = full(0), full(mine())
     strided = x[::2]
+    ended = dist.all_reduce(y, async_op=True)
+    assert ended is not None
+    ended.wait()
     torch.accelerator.synchronize()
+    until(ended.is_success)
     gc.collect()  # torch aborts a child that frees a tensor of its parent which other streams have used
     with held(main_stream()):
         x += mine()
@@ -179,7 +197,8 @@ def child_of_a_fork() -> None:
         if child == 0:
             signal.setitimer(signal.ITIMER_REAL, 30)  # it ends the child if that hangs
             child_is_refused(x, strided)
-            del work, future
+            child_cannot_wait(work, ended)
+            del work, ended, future
             gc.collect()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0

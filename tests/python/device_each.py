@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from device_calls import run_under_fake_cuda
-from device_programs import FEW, N, accelerator, expect, full, held, main_stream, mine
+from device_programs import ELSEWHERE, FEW, N, accelerator, expect, full, held, main_stream, mine
 
 Valued = tuple[torch.Tensor, float]
 Block = Callable[[int], torch.Tensor]  # makes a block of that many elements, all zero
@@ -272,7 +272,7 @@ def _three_streams() -> list[torch.Stream]:
 
 def _late_producer(make: Callable[[], Call], waits: bool) -> None:
     call, (producer, issuer, consumer) = make(), _three_streams()
-    torch.accelerator.synchronize()
+    torch.accelerator.synchronize(accelerator())
     copies: list[torch.Tensor] = []
 
     def consume() -> None:
@@ -354,6 +354,25 @@ def tensors_and_works_are_dropped(n: int = N) -> None:
     _of_each(_dropped_tensors, n)
 
 
+def _memory_of_another_stream(make: Callable[[], Call]) -> None:
+    main, side = main_stream(), torch.Stream(accelerator())
+    for _ in range(FEW):
+        call = make()
+        call.fill()
+        others = _same_blocks([t for t, _ in (*call.inputs, *call.outputs)])
+        side.wait_stream(main)
+        with side:
+            _wait(call.issue())
+        del call
+        for each in (*others(), *others()):
+            expect(each, 99)
+
+
+def memory_of_another_stream(n: int = N) -> None:
+    """Memory comes from one stream, and is given back there when another one has issued the operation and waits."""
+    _of_each(_memory_of_another_stream, n, layouts=[contiguous])
+
+
 def _several_streams(make: Callable[[], Call]) -> None:
     side, main = torch.Stream(accelerator()), main_stream()
     first, second = make(), make()
@@ -416,6 +435,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     producers_are_late,
     inputs_are_dropped,
     tensors_and_works_are_dropped,
+    memory_of_another_stream,
     streams_change,
     inputs_are_rewritten_after_the_wait,
 ]
@@ -426,6 +446,33 @@ WAITING: list[Callable[[], Any]] = [*PROGRAMS, consumers_do_not_wait, outputs_ar
 def long_tensors() -> None:
     for program in PROGRAMS:
         program(LONG)
+
+
+def _on_two_devices(make: Callable[[], Call]) -> None:
+    calls = []
+    for device in range(2):
+        ELSEWHERE[:] = [torch.device("cuda", device)]
+        calls.append(make())
+    for step in range(1, FEW + 1):
+        works = []
+        for call in calls:
+            call.fill(step)
+            works.append(call.issue())
+        for call, each in zip(calls, works, strict=True):
+            _wait(each)
+            _expect(call, _copies(call), step)
+
+
+def on_another_device(rank: int, size: int, store: str, waits: bool) -> None:
+    """All operations on device 1 while device 0 is the current one, and on both devices in turns."""
+    torch.cuda.set_device(0)
+    try:
+        ELSEWHERE[:] = [torch.device("cuda", 1)]
+        run_under_fake_cuda(rank, size, store, WAITING if waits else PROGRAMS)
+        run_under_fake_cuda(rank, size, f"{store}-both", [partial(_of_each, _on_two_devices)])
+    finally:
+        ELSEWHERE.clear()
+    assert torch.cuda.current_device() == 0
 
 
 def under_fake_cuda(rank: int, size: int, store: str) -> None:

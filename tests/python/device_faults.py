@@ -3,15 +3,20 @@ kernel: the wait on the host ends with that error, and not with the timeout."""
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from device_calls import MINUTE
-from device_failures import join, meet, warm
+from device_failures import hurry, join, meet, warm
 from device_programs import N, accelerator, full, mine
+from device_waits import copies_out, until
 
 BREAKS = "breaks=aten::cosh_@1=#710"  # the kernel with the assertion
 TEXT = r"(cannot go on as its peers do in {op}.* on a device: cuda:\d is out of order: CUDA error: device-side assert)"
@@ -89,3 +94,85 @@ def a_device_fails(rank: int, size: int, store: str, call: str, ranks: int) -> N
     else:
         with pytest.raises(RuntimeError, match="device-side assert"):
             torch.cuda.synchronize()
+
+
+# ---- memory of operations whose tensors nobody has any more: what gives it back would end the process ----
+
+
+def joined_and_dropped(group: Any, strided: bool) -> None:
+    """The current stream waits for an operation whose input is there, and whose peer has not called it."""
+    x = torch.full((N, 2), mine(), device=accelerator())
+    torch.cuda.synchronize()
+    before = copies_out()
+    work = dist.all_reduce(x[:, ::2] if strided else x, group=group, async_op=True)
+    assert work is not None
+    work.wait()
+    until(lambda: copies_out() > before)
+    del x, work
+    gc.collect()
+
+
+def break_the_device() -> None:
+    """In a stream that waits for no operation."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        KEPT.append(torch.ones(N, device=accelerator()).cosh_())
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        side.synchronize()
+
+
+def fails_behind_a_fault(rank: int, size: int, store: str, how: str, strided: bool) -> None:
+    """The operation of rank 0 fails by a death or a timeout, and nobody has asked the device, which is out of order."""
+    join(rank, size, store, timeout=MINUTE)
+    warm()
+    meet("warm")
+    if rank == 1:
+        dist.distributed_c10d._get_default_store().wait(["broken"], MINUTE)
+        if how == "death":
+            os._exit(3)
+        dist.distributed_c10d._get_default_store().wait(["told"], MINUTE)
+        return
+    if how == "timeout":
+        hurry(None)
+    joined_and_dropped(None, strided)
+    break_the_device()
+    shared = dist.distributed_c10d._get_default_store()
+    shared.set("broken", b"")
+    backend = dist.distributed_c10d._get_default_group()._get_backend(accelerator())
+    until(lambda: backend.get_error() != ErrorType.SUCCESS)
+    assert (backend.get_error() == ErrorType.TIMEOUT) == (how == "timeout")
+    dist.destroy_process_group()
+    if how == "timeout":
+        shared.set("told", b"")
+
+
+def other_group_goes_on(rank: int, size: int, store: str, strided: bool) -> None:
+    """Rank 0 finds the fault by a wait in one group. An operation of another one succeeds behind that, since its input
+    was there before."""
+    join(rank, size, store, timeout=MINUTE)
+    other = dist.new_group()
+    warm()
+    warm(other)
+    meet("warm")
+    x = full(mine())
+    torch.cuda.synchronize()
+    if rank == 0:
+        joined_and_dropped(other, strided)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        if rank == 0:
+            KEPT[:] = [x, full(1).cosh_()]
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="device-side assert"):
+                torch.cuda.current_stream().synchronize()
+        with pytest.raises(dist.DistBackendError, match="is out of order"):
+            work.wait(MINUTE)
+    meet("found")
+    if rank == 1:
+        x = torch.full((N, 2), mine(), device=accelerator())
+        dist.all_reduce(x[:, ::2] if strided else x, group=other)
+        torch.cuda.synchronize()
+    meet("over")
+    dist.destroy_process_group(other)
+    dist.destroy_process_group()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import cuda_holds
+import fake_cuda
+import sagecomm
 from device_calls import MINUTE
-from device_programs import SUM, N, accelerator, expect, full, mine
+from device_failures import meet
+from device_programs import SUM, N, accelerator, expect, full, main_stream, mine
 from device_waits import until
+from older_torch import exception_of
 
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -52,6 +60,14 @@ def rows_of(x: torch.Tensor, strided: bool) -> torch.Tensor:
     return x[:, ::2] if strided else x
 
 
+def look(times: int) -> None:
+    """Each operation looks at some of those before it."""
+    small = full(mine(), 7)
+    for _ in range(times):
+        dist.all_reduce(small)
+        main_stream().synchronize()
+
+
 def memory_is_used_again(strided: bool, waits: bool, allocator: Allocator) -> None:
     x = torch.full((N, 2), mine(), device=accelerator())
     torch.accelerator.synchronize()
@@ -69,11 +85,8 @@ def memory_is_used_again(strided: bool, waits: bool, allocator: Allocator) -> No
         gc.collect()
         other = torch.full((N, 1) if strided else (N, 2), 5.0, device=accelerator())
     expect(other, 5)
-    small = full(mine(), 7)
     torch.accelerator.synchronize()
-    for _ in range(4):  # the next operations give back what the device has passed
-        dist.all_reduce(small)
-        torch.accelerator.synchronize()
+    look(4)  # the next operations give back what the device has passed
     if strided or not waits:
         del other
         assert allocator.used(size) == 0, "memory is kept"
@@ -92,7 +105,125 @@ def memory_goes_with_the_wait(allocator: Allocator) -> None:
     assert allocator.used(size) == 0, "no other operation is needed"
 
 
-def memory_is_taken_away() -> None:
+def memory_of_many_operations(allocator: Allocator) -> None:
+    """One recv that goes on holds up nobody's memory."""
+    peer, late = 1 - dist.get_rank(), full(0, 9)
+    works = [dist.irecv(late, peer)]
+    size = 4 * (N + 20)
+    for _ in range(20):
+        work = dist.all_reduce(full(mine(), N + 20), async_op=True)
+        assert work is not None
+        until(work.is_success)
+        del work
+    look(12)
+    assert allocator.used(size) == 0, allocator.used(size)
+    works.append(dist.isend(full(3, 9), peer))
+    for each in works:
+        assert each is not None
+        each.wait()
+    expect(late, 3)
+
+
+def tensor_gets_other_memory(allocator: Allocator) -> None:
+    x = torch.full((7, N), mine(), device=accelerator())
+    torch.accelerator.synchronize()
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    until(work.is_success)
+    size = x.nbytes
+    x.data = full(0)
+    assert allocator.used(size) == 1, "the device may not have passed the operation"
+    del work
+    torch.accelerator.synchronize()
+    look(4)
+    assert allocator.used(size) == 0, allocator.used(size)
+
+
+@contextlib.contextmanager
+def fault(rules: str) -> Iterator[None]:
+    library = fake_cuda.emulator()
+    assert library.emulator_plan(";".join([rules, os.environ["EMULATOR_FAULTS"]]).encode()) == 0
+    try:
+        yield
+    finally:
+        assert library.emulator_plan(os.environ["EMULATOR_FAULTS"].encode()) == 0
+
+
+def device_is_asked_in_vain(allocator: Allocator) -> None:
+    """For a while, as by a capture of another thread. A later look gives the memory back."""
+    size = 4 * (N + 30)
+    small = full(mine(), 7)
+    with fault("cudaEventQuery@1+=#906"):
+        work = dist.all_reduce(full(mine(), N + 30), async_op=True)
+        assert work is not None
+        until(work.is_success)
+        del work
+        torch.accelerator.synchronize()
+        dist.all_reduce(small)
+    assert allocator.used(size) == 1
+    look(4)
+    assert allocator.used(size) == 0, allocator.used(size)
+
+
+def end_is_unknown(allocator: Allocator) -> None:
+    """An operation fails while the device has no event for its end, or refuses to wait for it. Its memory is kept, and
+    given back when the device tells."""
+    group, size = dist.new_group(), 4 * (N + 40)
+    dist.all_reduce(full(mine()), group=group)
+    torch.accelerator.synchronize()
+    x = full(mine(), N + 40)
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 1:
+        meet("called")
+        group.abort()
+        meet("it has failed")
+        del x
+    else:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        assert work is not None
+        with fault("cudaEventCreateWithFlags@1+=out_of_memory;cudaStreamWaitEvent@1+=#906"):
+            meet("called")
+            until(lambda: exception_of(work) is not None)
+            meet("it has failed")
+            with pytest.raises(sagecomm.Aborted):
+                work.wait()
+        del x, work
+        gc.collect()
+        assert allocator.used(size) == 1, "the device may still use it"
+    torch.accelerator.synchronize()
+    look(4)
+    assert allocator.used(size) == 0, allocator.used(size)
+    dist.destroy_process_group(group)
+
+
+def call_raises_behind_the_issue(allocator: Allocator) -> None:
+    """The current stream cannot wait for the outputs, and the device still uses the copy that stands for rows."""
+    raised, size = 0, 4 * (N + 50)
+    for call in range(1, 9):
+        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        alone = groups[dist.get_rank()]
+        rows = torch.full((N + 50, 2), mine(), device=accelerator())[:, ::2]
+        dist.all_reduce(rows, group=alone)
+        until(lambda: allocator.used(size) == 0)
+        try:
+            with fault(f"cudaStreamWaitEvent@{call}=#906"):
+                dist.all_reduce(rows, group=alone)
+        except torch.AcceleratorError:
+            raised += 1
+            del rows
+            gc.collect()
+            other = torch.full((N + 50,), 5.0, device=accelerator())
+            expect(other, 5)
+            del other
+        except dist.DistBackendError:
+            pass
+        torch.accelerator.synchronize()
+        look(4)
+        dist.destroy_process_group(alone)
+    assert raised, "no call has raised an error of its wait"
+
+
+def memory_is_taken_away(allocator: Allocator) -> None:
     """As FSDP does, when the device has passed the operation, and no stream of the call waits for it."""
     x = torch.full((5, N), mine(), device=accelerator())
     torch.accelerator.synchronize()
@@ -107,6 +238,17 @@ def memory_is_taken_away() -> None:
     expect(y[:, ::2], SUM)
 
 
+PROGRAMS: list[Callable[[Allocator], None]] = [
+    memory_goes_with_the_wait,
+    memory_of_many_operations,
+    tensor_gets_other_memory,
+    device_is_asked_in_vain,
+    end_is_unknown,
+    call_raises_behind_the_issue,
+    memory_is_taken_away,
+]
+
+
 def under_fake_cuda(rank: int, size: int, store: str) -> None:
     allocator = Allocator()
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
@@ -115,6 +257,7 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
         for waits in (True, False):
             memory_is_used_again(strided, waits, allocator)
             cuda_holds.check()
-    memory_goes_with_the_wait(allocator)
-    memory_is_taken_away()
+    for program in PROGRAMS:
+        program(allocator)
+        cuda_holds.check()
     dist.destroy_process_group()

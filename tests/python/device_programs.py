@@ -19,7 +19,12 @@ N = 1000
 FEW = 3
 
 
+ELSEWHERE: list[torch.device] = []  # the device of the programs, if it is not the current one
+
+
 def accelerator() -> torch.device:
+    if ELSEWHERE:
+        return ELSEWHERE[0]
     found = torch.accelerator.current_accelerator()
     assert found is not None
     return torch.device(found.type, torch.accelerator.current_device_index())
@@ -38,7 +43,7 @@ SUM = 3.0  # of mine() over the ranks
 
 
 def main_stream() -> torch.Stream:
-    return torch.accelerator.current_stream()
+    return torch.accelerator.current_stream(accelerator())
 
 
 def hold(stream: torch.Stream, holds: bool = True) -> None:

@@ -115,7 +115,7 @@ def outputs_that_nobody_has_waited_for() -> None:
 
 def copies_of_outputs_that_nobody_has_waited_for() -> None:
     """The same where a copy, which is made in the current stream, stands for the input."""
-    for reads in (multiplied, conjugated, negated, of_columns, beside_its_block, repeated):
+    for reads in (multiplied, multiplies, conjugated, negated, of_columns, beside_its_block, repeated):
         x = torch.full(
             (2, N), mine(), dtype=torch.complex64 if reads is conjugated else torch.float32, device=accelerator()
         )
@@ -129,6 +129,12 @@ def copies_of_outputs_that_nobody_has_waited_for() -> None:
 def multiplied(x: torch.Tensor) -> None:
     dist.all_reduce(x, dist._make_nccl_premul_sum(full(2, 1)))
     expect(x, 4 * SUM)
+
+
+def multiplies(x: torch.Tensor) -> None:
+    y = full(1)
+    dist.all_reduce(y, dist._make_nccl_premul_sum(x[0, :1]))
+    expect(y, 2 * SUM)
 
 
 def gathered(x: torch.Tensor) -> torch.Tensor:
@@ -289,6 +295,8 @@ def wait_in_a_capture(rank: int, size: int, store: str) -> None:
         y += 1
         with pytest.raises(RuntimeError, match=r"call wait\(\) before the capture begins"):
             work.wait()
+        with pytest.raises(RuntimeError, match="is being captured"):
+            dist.all_reduce(x[::2])  # the copy of these rows waits for nothing
     work.wait()
     expect(x, 2 * SUM)
     graph.replay()

@@ -48,6 +48,16 @@ def test_programs_on_cuda_without_waits(cuda_bed: CudaBed, schedule: Schedule) -
 @needs_cuda
 @pytest.mark.parametrize("schedule", FEW, ids=str)
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
+def test_a_device_that_is_not_the_current_one(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
+    settings = {"EMULATOR_DEVICES": "2", "EMULATOR_KICK_MS": KICK_MS, "EMULATOR_FAULTS": faults}
+    entry, waits = "device_each:on_another_device", not faults
+    cuda_bed.ranks(entry, 2, waits, schedule=schedule.name, seed=schedule.seed, **settings)
+
+
+@pytest.mark.long
+@needs_cuda
+@pytest.mark.parametrize("schedule", FEW, ids=str)
+@pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_long_tensors(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
     on_cuda(cuda_bed, "long_under_fake_cuda", schedule, EMULATOR_FAULTS=faults)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import fake_cuda
 from cuda_bed import CudaBed
+from device_bed import Schedule, lazily
 from device_ends import SOON_S
 from selection import quickly
 
@@ -26,16 +27,23 @@ keeps_members = pytest.mark.skipif(
 SETTINGS: dict[str, Any] = {"EMULATOR_KICK_MS": "5"}
 
 
-def test_a_death_in_the_end(cuda_bed: CudaBed) -> None:
-    cuda_bed.ranks("device_ends:a_peer_dies_in_the_end", 2, dies=1, **SETTINGS)
+def in_ranks(bed: CudaBed, program: str, schedule: Schedule, *arguments: Any, **how: Any) -> None:
+    settings = {**SETTINGS, "schedule": schedule.name, "seed": schedule.seed, **how}
+    bed.ranks(f"device_ends:{program}", 2, *arguments, **settings)
+
+
+@lazily
+def test_a_death_in_the_end(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    in_ranks(cuda_bed, "a_peer_dies_in_the_end", schedule, dies=1)
 
 
 @pytest.mark.parametrize(
     "program",
     [pytest.param("a_peer_is_late", marks=pytest.mark.long), "an_exception_is_handled", "ctrl_c_in_the_end"],
 )
-def test_how_long_the_end_waits(cuda_bed: CudaBed, program: str) -> None:
-    cuda_bed.ranks(f"device_ends:{program}", 2, **SETTINGS)
+@lazily
+def test_how_long_the_end_waits(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
+    in_ranks(cuda_bed, program, schedule)
 
 
 def processes(tmp_path: Path, call: str) -> list[subprocess.Popen[str]]:
@@ -90,17 +98,20 @@ def test_a_process_that_ends(cuda_bed: CudaBed, tmp_path: Path, how: str) -> Non
 
 @pytest.mark.long
 @keeps_members
-def test_reconfigure_behind_a_failure(cuda_bed: CudaBed) -> None:
-    cuda_bed.ranks("device_ends:reconfigured_behind_a_failure", 2, **SETTINGS)
+@lazily
+def test_reconfigure_behind_a_failure(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    in_ranks(cuda_bed, "reconfigured_behind_a_failure", schedule)
 
 
 @keeps_members
 @pytest.mark.parametrize("call", quickly([True], [False, True]))
-def test_reconfigure_in_vain_behind_a_failure(cuda_bed: CudaBed, call: bool) -> None:
-    cuda_bed.ranks("device_ends:reconfigured_in_vain_behind_a_failure", 2, call, **SETTINGS)
+@lazily
+def test_reconfigure_in_vain_behind_a_failure(cuda_bed: CudaBed, call: bool, schedule: Schedule) -> None:
+    in_ranks(cuda_bed, "reconfigured_in_vain_behind_a_failure", schedule, call)
 
 
 @keeps_members
 @pytest.mark.parametrize("to", quickly([2], [1, 2]))
-def test_reconfigure_with_an_operation(cuda_bed: CudaBed, to: int) -> None:
-    cuda_bed.ranks("device_ends:reconfigured_with_an_operation", 2, to, **SETTINGS)
+@lazily
+def test_reconfigure_with_an_operation(cuda_bed: CudaBed, to: int, schedule: Schedule) -> None:
+    in_ranks(cuda_bed, "reconfigured_with_an_operation", schedule, to)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
-from device_bed import Schedule, quick_if_random, under_schedules
+from device_bed import FEW, Schedule, lazily, quick_if_random, under_schedules
 from selection import quickly
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -28,21 +28,26 @@ beds = pytest.mark.parametrize("bed", BEDS)
 
 
 @pytest.mark.parametrize("bed", quickly(["staged"], BEDS))
-@pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "random"]))
-def test_a_peer_that_never_calls(cuda_bed: CudaBed, bed: str, schedule: str) -> None:
-    cuda_bed.ranks("device_failures:a_peer_never_calls", 2, schedule=schedule, **BLOCKS, **BEDS[bed])
+@pytest.mark.parametrize("schedule", quickly(FEW[1:2], FEW), ids=str)
+def test_a_peer_that_never_calls(cuda_bed: CudaBed, bed: str, schedule: Schedule) -> None:
+    settings = {**BLOCKS, **BEDS[bed], "schedule": schedule.name, "seed": schedule.seed}
+    cuda_bed.ranks("device_failures:a_peer_never_calls", 2, **settings)
 
 
 @beds
 @pytest.mark.parametrize("call", quickly(["synchronous"], ["synchronous", "asynchronous", "recv", "window"]))
-def test_a_peer_that_dies(cuda_bed: CudaBed, bed: str, call: str) -> None:
-    cuda_bed.ranks("device_failures:a_peer_dies", 2, call, dies=1, **BLOCKS, **BEDS[bed])
+@lazily
+def test_a_peer_that_dies(cuda_bed: CudaBed, bed: str, call: str, schedule: Schedule) -> None:
+    settings = {**BLOCKS, **BEDS[bed], "schedule": schedule.name, "seed": schedule.seed}
+    cuda_bed.ranks("device_failures:a_peer_dies", 2, call, dies=1, **settings)
 
 
 @pytest.mark.parametrize("bed", quickly(["staged"], BEDS))
 @pytest.mark.parametrize("program", ["interrupted", "waits_until_it_is_complete"])
-def test_blocking_waits(cuda_bed: CudaBed, bed: str, program: str) -> None:
-    cuda_bed.ranks(f"device_failures:{program}", 2, **BLOCKS, **BEDS[bed])
+@lazily
+def test_blocking_waits(cuda_bed: CudaBed, bed: str, program: str, schedule: Schedule) -> None:
+    settings = {**BLOCKS, **BEDS[bed], "schedule": schedule.name, "seed": schedule.seed}
+    cuda_bed.ranks(f"device_failures:{program}", 2, **settings)
 
 
 def test_a_group_that_blocks(cuda_bed: CudaBed) -> None:

@@ -37,3 +37,20 @@ CASES = [
 @pytest.mark.parametrize(("streams", "call"), CASES)
 def test_a_device_that_fails(cuda_bed: CudaBed, streams: str, call: str, ranks: int) -> None:
     cuda_bed.ranks("device_faults:a_device_fails", 2, call, ranks, **SETTINGS, **WAITS[streams])
+
+
+MEMORY: dict[str, Any] = {"EMULATOR_KICK_MS": "5", "EMULATOR_FAULTS": BREAKS}
+layouts = pytest.mark.parametrize("strided", [False, True], ids=["block", "rows"])
+
+
+@pytest.mark.parametrize("how", ["death", "timeout"])
+@layouts
+def test_a_failure_behind_a_fault(cuda_bed: CudaBed, how: str, strided: bool) -> None:
+    dies = 1 if how == "death" else None
+    cuda_bed.ranks("device_faults:fails_behind_a_fault", 2, how, strided, dies=dies, **MEMORY)
+
+
+@layouts
+def test_another_group_behind_a_fault(cuda_bed: CudaBed, strided: bool) -> None:
+    settings = {**MEMORY, "EMULATOR_KICK_MS": "1000"}  # the device breaks when the operation is issued
+    cuda_bed.ranks("device_faults:other_group_goes_on", 2, strided, **settings)

@@ -44,7 +44,7 @@ def checked(program: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def ranks(worlds: Worlds, schedule: Schedule, **environment: str) -> World:
+def ranks(worlds: Worlds, schedule: Schedule, size: int = 2, **environment: str) -> World:
     built()
     settings = {
         "EMULATOR_SCHEDULE": schedule.name,
@@ -52,7 +52,7 @@ def ranks(worlds: Worlds, schedule: Schedule, **environment: str) -> World:
         "EMULATOR_KICK_MS": KICK_MS,
         **environment,
     }
-    world = worlds(2, settings)
+    world = worlds(size, settings)
     world.run(prepare, backend=None)
     return world
 

@@ -16,7 +16,7 @@ import torch
 import device_sharded
 import device_training
 from cuda_bed import CudaBed
-from device_bed import FIRST_SEED, SEEDS, Schedule, Worlds, built
+from device_bed import FIRST_SEED, SEEDS, Schedule, Worlds
 from selection import quickly
 from test_device_tensors import checked, ranks
 from worlds import Pool
@@ -36,10 +36,9 @@ def case(value: object) -> str:
 
 def under_schedules(what: str, quick: Sequence[Any], cases: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrizes a test by a case and a schedule: quick cases under one seed, the others lazily or under that seed in
-    turns. Under `make test-streams` it is quick cases under all seeds, and all cases under two schedules."""
+    turns. Under `make test-streams` it is all cases under all seeds."""
     if "SEEDS" in os.environ:
-        pairs = [(each, schedule) for each in cases for schedule in (LAZY, RANDOM[0])]
-        pairs += [(each, schedule) for each in quick for schedule in RANDOM[1:]]
+        pairs = [(each, schedule) for each in cases for schedule in (LAZY, *RANDOM)]
     else:
         turns = itertools.cycle((LAZY, RANDOM[0]))
         pairs = [(each, RANDOM[0] if each in quick else next(turns)) for each in cases]
@@ -115,12 +114,23 @@ def test_a_wait_of_torch_that_is_left_out_is_reported(cuda_bed: CudaBed) -> None
         cuda_bed.ranks(RUN, 2, "device_training:data_parallel", "cuda", "mlp", "allreduce", **settings)
 
 
-@under_schedules("hook", ["bf16"], [None, *device_training.HOOKS])
-@pytest.mark.parametrize("queue", quickly([], ["streams", "launch queue"]))
-def test_data_parallel_on_simdev(fresh_world: Worlds, schedule: Schedule, hook: str | None, queue: str) -> None:
-    built()
-    world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+def compare_on_simdev(worlds: Worlds, size: int, schedule: Schedule, queue: str, hook: str | None) -> None:
+    """Convolutions are not among the operators of simdev."""
+    world = ranks(worlds, schedule, size, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     expected, got = (
         world.run(checked, device_training.data_parallel, device, "mlp", hook) for device in ("cpu", "simdev")
     )
     assert got == expected
+
+
+@under_schedules("hook", ["bf16"], [None, *device_training.HOOKS])
+@pytest.mark.parametrize("queue", quickly([], ["streams", "launch queue"]))
+def test_data_parallel_on_simdev(fresh_world: Worlds, schedule: Schedule, hook: str | None, queue: str) -> None:
+    compare_on_simdev(fresh_world, 2, schedule, queue, hook)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", [LAZY, *RANDOM] if "SEEDS" in os.environ else RANDOM[:1], ids=str)
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_four_ranks_on_simdev(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    compare_on_simdev(fresh_world, 4, schedule, queue, None)

@@ -382,7 +382,7 @@ void Scheduler::delay(std::unique_lock<std::mutex> &lock, Generator &generator) 
 }
 
 void Scheduler::run_head(std::unique_lock<std::mutex> &lock, Stream &stream, Generator &generator) {
-  state_.broken = state_.faults.begins(stream.queue.front().what);
+  if (!state_.broken) state_.broken = state_.faults.begins(stream.queue.front().what);
   if (state_.broken) {
     changed();
     return;
