@@ -60,12 +60,19 @@ def rows_of(x: torch.Tensor, strided: bool) -> torch.Tensor:
     return x[:, ::2] if strided else x
 
 
-def look(times: int) -> None:
-    """Each operation looks at some of those before it."""
-    small = full(mine(), 7)
-    for _ in range(times):
-        dist.all_reduce(small)
+def given_back(allocator: Allocator, size: int) -> None:
+    """Waits until operations of this rank alone, each of which looks at some of those before it, have given memory of a
+    size back. The thread that ends an operation may be late."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    alone, small = groups[dist.get_rank()], full(mine(), 7)
+
+    def none_is_used() -> bool:
+        dist.all_reduce(small, group=alone)
         main_stream().synchronize()
+        return allocator.used(size) == 0
+
+    until(none_is_used)
+    dist.destroy_process_group(alone)
 
 
 def memory_is_used_again(strided: bool, waits: bool, allocator: Allocator) -> None:
@@ -86,10 +93,9 @@ def memory_is_used_again(strided: bool, waits: bool, allocator: Allocator) -> No
         other = torch.full((N, 1) if strided else (N, 2), 5.0, device=accelerator())
     expect(other, 5)
     torch.accelerator.synchronize()
-    look(4)  # the next operations give back what the device has passed
     if strided or not waits:
         del other
-        assert allocator.used(size) == 0, "memory is kept"
+        given_back(allocator, size)
 
 
 def memory_goes_with_the_wait(allocator: Allocator) -> None:
@@ -102,7 +108,7 @@ def memory_goes_with_the_wait(allocator: Allocator) -> None:
     work.wait()
     del x, work
     gc.collect()
-    assert allocator.used(size) == 0, "no other operation is needed"
+    until(lambda: allocator.used(size) == 0)  # no other operation is needed
 
 
 def memory_of_many_operations(allocator: Allocator) -> None:
@@ -115,8 +121,7 @@ def memory_of_many_operations(allocator: Allocator) -> None:
         assert work is not None
         until(work.is_success)
         del work
-    look(12)
-    assert allocator.used(size) == 0, allocator.used(size)
+    given_back(allocator, size)
     works.append(dist.isend(full(3, 9), peer))
     for each in works:
         assert each is not None
@@ -135,8 +140,7 @@ def tensor_gets_other_memory(allocator: Allocator) -> None:
     assert allocator.used(size) == 1, "the device may not have passed the operation"
     del work
     torch.accelerator.synchronize()
-    look(4)
-    assert allocator.used(size) == 0, allocator.used(size)
+    given_back(allocator, size)
 
 
 @contextlib.contextmanager
@@ -161,8 +165,7 @@ def device_is_asked_in_vain(allocator: Allocator) -> None:
         torch.accelerator.synchronize()
         dist.all_reduce(small)
     assert allocator.used(size) == 1
-    look(4)
-    assert allocator.used(size) == 0, allocator.used(size)
+    given_back(allocator, size)
 
 
 def end_is_unknown(allocator: Allocator) -> None:
@@ -191,8 +194,7 @@ def end_is_unknown(allocator: Allocator) -> None:
         gc.collect()
         assert allocator.used(size) == 1, "the device may still use it"
     torch.accelerator.synchronize()
-    look(4)
-    assert allocator.used(size) == 0, allocator.used(size)
+    given_back(allocator, size)
     dist.destroy_process_group(group)
 
 
@@ -218,7 +220,7 @@ def call_raises_behind_the_issue(allocator: Allocator) -> None:
         except dist.DistBackendError:
             pass
         torch.accelerator.synchronize()
-        look(4)
+        given_back(allocator, size)
         dist.destroy_process_group(alone)
     assert raised, "no call has raised an error of its wait"
 
