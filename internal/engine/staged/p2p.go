@@ -69,7 +69,7 @@ func (e *Engine) issueP2P(call runner.Call, op coll.Op, by access, l *layout) (e
 	q := e.queueFor(by.Access, by.from.place, by.s, memory, l)
 	defer e.issuing.Unlock()
 	defer q.close()
-	if by.from.sender >= 0 && !e.hasRoom(by, q) {
+	if by.from.sender >= 0 && q.full {
 		return errNoRoom
 	}
 	if err = enqueue(by.Access, memory, l, q); err != nil {
@@ -82,10 +82,6 @@ func (e *Engine) issueP2P(call runner.Call, op coll.Op, by access, l *layout) (e
 	}
 	return err
 }
-
-// hasRoom reports whether the streams that were chosen for a sender are still its own, and have room.
-// Requires: issuing.
-func (e *Engine) hasRoom(by access, q *queue) bool { return !q.full && e.p2p[by.from] == by.s }
 
 // accessFor returns the access by which an operation is carried out.
 func (e *Engine) accessFor(b device.Access, op coll.Op, l *layout) access {
@@ -120,8 +116,8 @@ func (e *Engine) accessForSender(f frameworkStreams, b device.Access, op coll.Op
 // streamsForSender reports whether a stream may wait for a recv, and returns its streams, nil if they are to be made. It holds up the recvs
 // behind it in that stream, whose senders may need what this one brings. So each sender has streams of its own, whose recvs end in their
 // order, and each of these streams has a queue of the hardware. Where tags or a recv from any source leave the order open, where there is no
-// queue, or no room in the streams, the caller of the library queues the copies when the recv has ended. Where none is left, the streams are
-// those that another sender does not use now.
+// queue, or no room in the streams, the caller of the library queues the copies when the recv has ended. Streams stay with their sender until
+// the group ends: behind a recv without anything queued, the caller of the library may have let them wait for recvs of others.
 // Requires: issuing.
 func (e *Engine) streamsForSender(f frameworkStreams, op coll.Op, from origin, l *layout) (s *streams, waits bool) {
 	if op.Tag != 0 || op.Root < 0 || op.Root == e.rank {
@@ -134,31 +130,13 @@ func (e *Engine) streamsForSender(f frameworkStreams, op coll.Op, from origin, l
 	if s := e.p2p[from]; s != nil {
 		return s, e.pool.fits(s, n)
 	}
-	if e.streamsInUse(from) < mostSenders {
-		s, waits = e.pool.claimRecvs(from.place, f.recvQueues())
+	if e.streamsInUse(from) >= mostSenders {
+		return nil, false
 	}
-	if !waits {
-		s = e.leftBySender(from)
-	}
-	if s != nil {
+	if s, waits = e.pool.claimRecvs(from.place, f.recvQueues()); s != nil {
 		e.p2p[from] = s
 	}
-	return s, waits || s != nil
-}
-
-// leftBySender takes the streams away from another stream of a caller, or another sender, that has no recv under way, nil if there is none.
-// A thread that has chosen them for that one finds out when it holds issuing.
-// Requires: issuing.
-func (e *Engine) leftBySender(from origin) *streams {
-	e.pool.mu.Lock()
-	defer e.pool.mu.Unlock()
-	for other, s := range e.p2p {
-		if other.place == from.place && other.sender >= 0 && s.idle() {
-			delete(e.p2p, other)
-			return s
-		}
-	}
-	return nil
+	return s, waits
 }
 
 // makeP2P makes streams for an origin without a lock: the device may wait.

@@ -149,7 +149,7 @@ type queue struct {
 	full  bool // there is no room for the operation in the present ones
 }
 
-// errNoRoom says that a stream of recvs has no room for a further one, or is that of another sender by now.
+// errNoRoom says that a stream of recvs has no room for a further one.
 var errNoRoom = errors.New("internal error: no room for a recv; please report this")
 
 // queueFor returns the queue of an operation, with Engine.issuing held: what it was asked for room for is what it will be queued in. If there
