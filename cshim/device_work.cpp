@@ -266,13 +266,18 @@ void DeviceWork::store() noexcept {
 
 // Without outputs there is nothing for a stream to wait for: the host has waited until the input was read.
 void DeviceWork::awaitInCurrentStream() {
+  if (blockCurrentStream()) {
+    waited();
+  }
+}
+
+bool DeviceWork::blockCurrentStream() {
   noteAcquired(this);
   if (endUnknown_) {
-    return;
+    return false;
   }
   if (!captured_ && passed_.load(std::memory_order_acquire)) {
-    waited(); // a stream that is being captured could not wait
-    return;
+    return true; // a stream that is being captured could not wait
   }
   const c10::OptionalDeviceGuard on(device_);
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
@@ -286,7 +291,7 @@ void DeviceWork::awaitInCurrentStream() {
       throw;
     }
   }
-  waited();
+  return true;
 }
 
 void DeviceWork::awaitAfterError() noexcept {

@@ -115,6 +115,8 @@ class DeviceWork {
   // Makes the calling thread's current stream of the device wait for the outputs; after a failure, for those commands that
   // still read the inputs, if they are known.
   void awaitInCurrentStream();
+  // The same for a copy that the library makes, for which nobody has waited. Returns false if the commands are not known.
+  bool blockCurrentStream();
   // The same for an operation that has failed, whose error a fault of the device does not replace.
   void awaitAfterError() noexcept;
   // Reports whether the operation is a part of a graph. Then the host has waited for nothing.

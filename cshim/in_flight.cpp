@@ -16,7 +16,7 @@ namespace {
 // How many entries a look sees. Each operation enters one, so a list of operations that the devices have passed shrinks.
 constexpr size_t kLooks = 8;
 // So often the first entry is asked before it makes room for others: as a rule devices pass operations in the order in which they entered.
-constexpr uint32_t kAsks = 16;
+constexpr uint32_t kAsks = 2;
 
 } // namespace
 
@@ -118,7 +118,7 @@ void InFlight::awaitOutputs(const Footprint& read, const void* scope) {
   for (const Entry& entry : entriesOf([&](const Entry& e) { return e.scope == scope && e.work->writes(read); })) {
     DeviceWork& work = *entry.work;
     if (!work.isInCapture() && !work.passed() && !work.refusesCapture()) {
-      work.awaitInCurrentStream();
+      static_cast<void>(work.blockCurrentStream());
     }
   }
 }

@@ -177,6 +177,7 @@ CollectedCall::CollectedCall(Call&& c, bool async)
       async(async) {
   if (const c10::Device* const device = call.buffers.device()) {
     stream = c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
+    captured = captureOf(*stream) == Capture::kYes;
   }
   call.inputs = inputs; // a vector keeps its memory when it is moved
   call.outputs = outputs;
@@ -205,13 +206,14 @@ void CollectedCall::order() const {
   }
   const c10::OptionalDeviceGuard on(stream->device());
   const c10::Stream now = c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device());
+  // A copy of an input may have been made, which the graph would not make again.
+  if (captureOf(now) == Capture::kYes && !captured) {
+    refuse(
+        call.info.name,
+        "the current stream is being captured into a graph, and the stream in which this operation of a coalescing "
+        "window was called was not; end the window before the capture begins");
+  }
   if (now != *stream) {
-    if (captureOf(now) == Capture::kYes && captureOf(*stream) != Capture::kYes) {
-      refuse(
-          call.info.name,
-          "the current stream is being captured into a graph, and the stream in which this operation of a coalescing "
-          "window was called is not; end the window before the capture begins");
-    }
     c10::Event collected(stream->device_type());
     collected.record(*stream);
     collected.block(now);

@@ -44,7 +44,7 @@ struct CollectedCall {
   // Refuses the call if the memory of a tensor has changed since it was collected.
   void checkMemory() const;
   // Makes the current stream of its device come behind the stream in which the call was collected. Refuses that where the current stream is
-  // being captured and the other one is not: the capture would be lost.
+  // being captured and the other one was not: a capture may be lost, and a graph does not make a copy again.
   void order() const;
 
   std::vector<at::Tensor> inputs;
@@ -52,6 +52,7 @@ struct CollectedCall {
   std::vector<sagecomm_segment> memory; // of inputs and outputs when the call was collected
   Call call;
   std::optional<c10::Stream> stream; // that was current when the call was collected; none on the CPU
+  bool captured = false; // it was being captured then, as far as torch can tell
   bool async; // this call needs an asynchronous Work; a call that does not say counts as one that does
 };
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import device_programs as order
 import sagecomm
 from device_programs import FEW, SUM, N, accelerator, expect, full, held, main_stream, mine
+from older_torch import KNOWS_CAPTURES
 
 # ---- all operations ----
 
@@ -187,15 +188,15 @@ def refusals() -> None:
 
 
 @contextmanager
-def captured() -> Iterator[None]:
+def captured(stream: Any = None) -> Iterator[None]:
     torch.accelerator.synchronize()
     if accelerator().type == "cuda":
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
             yield
         return
     import simdev
 
-    side = torch.Stream(accelerator())
+    side = stream or torch.Stream(accelerator())
     with side:
         simdev._device.begin_capture(side)
         yield
@@ -228,15 +229,36 @@ def captures_are_refused() -> None:
         for name, call in calls.items():
             with pytest.raises(RuntimeError, match=rf"sagecomm: .*{name}.*stream.* is being captured"):
                 call()
-    group._start_coalescing(accelerator())
-    dist.all_reduce(x)
-    dist.broadcast(rows, 1)
-    with captured(), pytest.raises(RuntimeError, match=r"sagecomm: .*stream.* is being captured"):
-        group._end_coalescing(accelerator())
+    if captures_are_told():
+        for same in (False, True):
+            begins_before_a_capture(group, x, rows, same)
     dist.all_reduce(x)
     expect(x, SUM)
     dist.all_reduce(rows)
     expect(rows, SUM)
+
+
+def captures_are_told() -> bool:
+    """Whether torch knows that a stream is being captured."""
+    told = False
+    if KNOWS_CAPTURES:
+        with captured(), suppress(RuntimeError):
+            told = torch.accelerator.current_stream().is_capturing()
+    return told
+
+
+def begins_before_a_capture(group: dist.ProcessGroup, x: torch.Tensor, rows: torch.Tensor, same: bool) -> None:
+    """A coalescing window that ends in a capture, of the stream in which it began or of another one."""
+    began = (torch.cuda.Stream if accelerator().type == "cuda" else torch.Stream)(accelerator())
+    with began:
+        group._start_coalescing(accelerator())
+        dist.all_reduce(x)
+        dist.broadcast(rows, 1)
+    with (
+        captured(began if same else None),
+        pytest.raises(RuntimeError, match=r"sagecomm: .*stream.* is being captured"),
+    ):
+        group._end_coalescing(accelerator())
 
 
 def other_backend_strings() -> None:

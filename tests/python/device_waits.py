@@ -168,6 +168,25 @@ def repeated(x: torch.Tensor) -> None:
     expect(x, 2 * SUM)
 
 
+def copies_in_two_streams() -> None:
+    """A copy waits for the output, which is no wait of the user: that of the next reader, in another stream, waits, too."""
+    x, side = torch.full((2, N), mine(), device=accelerator()), torch.Stream(accelerator())
+    columns, backend = x[:, ::2], c10d._get_default_group()._get_backend(accelerator())
+    outputs = [[torch.zeros_like(columns) for _ in range(2)] for _ in range(2)]
+    torch.accelerator.synchronize()
+    written = dist.all_reduce(x, async_op=True)
+    assert written is not None
+    until(written.is_success)  # on the host: the stream that writes the output may not have come there
+    works = [written, backend.allgather([outputs[0]], [columns])]
+    with side:
+        works.append(backend.allgather([outputs[1]], [columns]))
+        works[-1].wait()
+    for work in works:
+        work.wait()
+    for output in outputs:
+        expect(torch.cat(output), SUM)
+
+
 def rows_that_are_not_contiguous() -> None:
     x = torch.zeros(N, 4, device=accelerator())
     torch.accelerator.synchronize()
@@ -228,6 +247,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     operations_follow_each_other,
     outputs_that_nobody_has_waited_for,
     copies_of_outputs_that_nobody_has_waited_for,
+    copies_in_two_streams,
     rows_that_are_not_contiguous,
     roots,
     barrier_waits_on_the_host,

@@ -52,5 +52,5 @@ def test_a_failure_behind_a_fault(cuda_bed: CudaBed, how: str, strided: bool) ->
 
 @layouts
 def test_another_group_behind_a_fault(cuda_bed: CudaBed, strided: bool) -> None:
-    settings = {**MEMORY, "EMULATOR_KICK_MS": "1000"}  # the device breaks when the operation is issued
+    settings = {**MEMORY, "EMULATOR_KICK_MS": "3000"}  # the device breaks when the operation is issued
     cuda_bed.ranks("device_faults:other_group_goes_on", 2, strided, **settings)
