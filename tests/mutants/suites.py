@@ -53,7 +53,7 @@ GO = {
         "./internal/engine/staged",
         "./internal/engine/vendor",
         "-run",
-        "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|GivenBack|ForASend|OfTheirOwn",
+        "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|GivenBack|ForASend|OfTheirOwn|EarlierOperations|OfAnError|OfATrial",
     ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
