@@ -60,7 +60,8 @@ GO = {
         "./internal/engine/vendor",
         "./internal/engine/cuda",
         "-run",
-        "EarlierOperations|OfAnError|OfATrial|SeenEnd|GatesForget|BesideTheEnd|BehindCalls|IsDown|OfAClosed|CannotBeEnded",
+        "EarlierOperations|AnError|OfATrial|ForWhichStreams|SeenEnd|GatesForget|BesideTheEnd|BehindCalls|IsDown|OfAClosed"
+        "|CannotBeEnded|WhatGraphsUse|HasFailed|Overtakes|FirstKernel|ValuesAreKnown|CapturesBeside|JoinsInOrder",
     ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],

@@ -113,3 +113,90 @@ func TestTheStreamOfATrialHasOneUser(t *testing.T) {
 	_, has = of.take(device.Inputs)
 	require.False(t, has)
 }
+
+// failsAt is a device whose n-th command fails, from 1, and which notes the streams that have commands and those that the caller waits for.
+type failsAt struct {
+	*counting
+	n      int
+	joined map[device.Stream]bool
+}
+
+func (f *failsAt) add(s device.Stream) error {
+	if f.n--; f.n == 0 {
+		return errNoFork
+	}
+	return f.counting.add(s)
+}
+func (f *failsAt) CopyIn(s device.Stream, _ device.Copy) error           { return f.add(s) }
+func (f *failsAt) CopyOut(s device.Stream, _ device.Copy) error          { return f.add(s) }
+func (f *failsAt) WriteValue(s device.Stream, _ *uint32, _ uint32) error { return f.add(s) }
+func (f *failsAt) WaitValue(s device.Stream, _ *uint32, _ uint32) error  { return f.add(s) }
+func (f *failsAt) Join(s device.Stream) error                            { f.joined[s] = true; return nil }
+
+// After an error in the middle of an operation the caller waits for all that is queued by then, which uses its buffers.
+func TestTheCallerWaitsForWhatAnErrorHasLeft(t *testing.T) {
+	for n := 1; ; n++ {
+		f := &failsAt{newCounting(), n, map[device.Stream]bool{}}
+		pool := NewPool()
+		b, err := pool.acquire(f, source{coll.CUDA, "counting"}, 128)
+		require.NoError(t, err)
+		s := &streams{in: device.Stream{Number: 1}, out: device.Stream{Number: 2}, role: device.Outputs}
+		one := side{moved: true, units: 1, blocks: 1, pieces: []piece{{device: 1 << 20, bytes: 8}}}
+		l := layout{stride: 1, in: one, out: one}
+		if err = enqueueAll(f, f, b, &l, &queue{streams: s, pool: pool}); err == nil {
+			require.Equal(t, 2+4+1, n, "copy and flag, two waits, copy and flag, and no error")
+			return
+		}
+		require.ErrorIs(t, err, errNoFork)
+		for used := range f.queued {
+			require.True(t, f.joined[used], "%v has commands when command %d fails", used, n)
+		}
+	}
+}
+
+// byFramework is an access whose streams a framework orders, with as many queues.
+type byFramework int
+
+func (byFramework) alone() device.Access { return nil }
+func (n byFramework) recvQueues() int    { return int(n) }
+
+// A stream waits for a recv only where the recvs of that sender end in the order of their calls, no peer needs what the caller queues behind them,
+// and the commands find room.
+func TestRecvsForWhichStreamsWait(t *testing.T) {
+	c, at := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 1, 3, NewPool(), nil)
+	of := func(sender int) origin { return origin{at, 5, sender} }
+	long := func(pieces int) *layout {
+		one := side{moved: true, units: 1, blocks: 1, pieces: make([]piece, pieces)}
+		return &layout{stride: 1, in: one, out: one}
+	}
+	waits := func(op coll.Op, pieces int) (*streams, bool) {
+		return e.streamsForSender(byFramework(1), op, of(op.Root), long(pieces))
+	}
+	for _, op := range []coll.Op{{Root: 0, Tag: 1}, {Root: coll.AnySource}, {Root: 1}} {
+		_, does := waits(op, 1)
+		require.False(t, does, "%+v", op)
+	}
+	_, does := waits(coll.Op{Root: 0}, mostQueued)
+	require.False(t, does, "it is too long")
+	none, does := waits(coll.Op{Root: 0}, 1)
+	require.True(t, does)
+	require.Nil(t, none, "they are to be made")
+	s, err := e.pool.makeRecvs(c, at)
+	require.NoError(t, err)
+	require.Same(t, s, e.keepP2P(of(0), 0, s))
+	again, does := waits(coll.Op{Root: 0}, 1)
+	require.True(t, does)
+	require.Same(t, s, again)
+	_, does = waits(coll.Op{Root: 2}, 1)
+	require.False(t, does, "there is no queue for another sender")
+	b, err := e.pool.acquire(c, source{coll.CUDA, "counting"}, 64)
+	require.NoError(t, err)
+	s.begin(b, &layout{in: side{units: 1}, out: side{units: 1}})
+	s.add(b.used(), [sides]int{0, mostQueued})
+	_, does = waits(coll.Op{Root: 0}, 1)
+	require.False(t, does, "the stream is full")
+	run(b)
+	_, does = waits(coll.Op{Root: 0}, 1)
+	require.True(t, does)
+}

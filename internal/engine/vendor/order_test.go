@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/runner"
@@ -186,4 +187,105 @@ func TestAJoinThatCannotBeEnded(t *testing.T) {
 			require.Nil(t, c.joined)
 		})
 	}
+}
+
+// What a member has of its peers stays until the graphs are gone that use it.
+func TestWhatGraphsUseOfPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &noted{}
+		c, last := communicatorOn(t, NewPool(), m)
+		carryOut(last)
+		r := &roomy{left: map[uintptr]bool{}, graphsOf: graphsOf{number: 1}}
+		_, err := c.counting(r, device.Stream{}, 1, func() (bool, error) { return true, nil })
+		require.NoError(t, err)
+		c.close()
+		<-c.ended
+		time.Sleep(time.Minute)
+		require.NotContains(t, m.called(), "free")
+		r.live.Store(0)
+		time.Sleep(time.Minute)
+		require.Contains(t, m.called(), "free")
+	})
+}
+
+// ordering is a device that notes what is queued.
+type ordering struct {
+	device.Launcher
+	of *noted
+}
+
+func (o ordering) Join(device.Stream) error { o.of.note("join"); return nil }
+func (o ordering) Fork(device.Stream) error { o.of.note("fork"); return nil }
+func (o ordering) WriteValue(device.Stream, *uint32, uint32) error {
+	o.of.note("write")
+	return nil
+}
+
+func (n *noted) Settled() bool { n.note("settled"); return true }
+
+// An operation that has failed ends behind what the library may queue for it, and whoever waits for it comes behind its end. Its group is down by
+// then.
+func TestTheEndOfAnOperationThatHasFailed(t *testing.T) {
+	m := &noted{whole: true}
+	c, last := communicatorOn(t, NewPool(), m)
+	c.engine.group.Fail = func(error) { m.note("down") }
+	o := ordering{of: m}
+	c.engine.fail(c, o, o, last, runner.Call{}, coll.Op{}, ErrInterrupted)
+	<-c.ended
+	calls := slices.DeleteFunc(m.called(), func(call string) bool { return call == "abort" }) // on another goroutine
+	require.Equal(t, []string{"down", "release", "settled", "write", "write", "join"}, calls)
+}
+
+// late is a method of a member that joins when the group has just gone down.
+type late struct {
+	joins
+	down func()
+}
+
+func (l late) Join(j Joining) (m Member, why, err error) {
+	l.down()
+	return l.joins.Join(j)
+}
+
+func (n *noted) State() (bool, error) { return true, nil }
+
+// A communicator that is made while the group goes down, which does not know it yet, is aborted.
+func TestACommunicatorThatTheEndOvertakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, group := &noted{whole: true}, alone
+		group.Exchange = func(_ string, mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }
+		group.Timeout = func() time.Duration { return time.Minute }
+		group.Settled = func([]string, bool) error { return nil }
+		var e *Engine
+		others := staged.New(nil, nil, 0, 1, staged.NewPool(), nil)
+		e = New(late{joins{member: m}, func() { e.goDown() }}, group, others, others, NewPool(), nil)
+		c := &communicator{engine: e, ended: make(chan struct{}), stop: make(chan struct{}), current: func(f func() error) error { return f() }}
+		e.make(&making{done: make(chan struct{})}, c, coll.Device{}, Seat{}, false)
+		synctest.Wait()
+		require.Equal(t, []string{"release", "abort"}, m.called())
+		close(c.stop)
+	})
+}
+
+// asking is a communicator that asks whether a graph may have its kernels while it queues them, and fails.
+type asking struct {
+	Communicator
+	of   func() bool
+	told bool
+}
+
+func (a *asking) Do([]Call, uintptr) error { a.told = a.of(); return errNotConnected }
+
+// A graph may have kernels from the moment when the library may queue the first one, also if it fails in that call.
+func TestGraphsCountFromTheFirstKernel(t *testing.T) {
+	m, _ := graphMember()
+	a := &asking{of: m.graphs}
+	m.Communicator = a
+	sum := coll.Op{Kind: coll.AllReduce, Type: coll.Float32, In: 8, Out: 8}
+	m.connected[connection{AllReduce, -1}] = true
+	begun, err := m.Capture(sum, Buffers{}, device.Stream{}, 1)
+	require.ErrorIs(t, err, errNotConnected)
+	require.True(t, begun)
+	require.True(t, a.told)
+	require.True(t, m.graphs())
 }
