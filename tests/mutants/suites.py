@@ -61,7 +61,8 @@ GO = {
         "./internal/engine/cuda",
         "-run",
         "EarlierOperations|AnError|OfATrial|ForWhichStreams|SeenEnd|GatesForget|BesideTheEnd|BehindCalls|IsDown|OfAClosed"
-        "|CannotBeEnded|WhatGraphsUse|HasFailed|Overtakes|FirstKernel|ValuesAreKnown|CapturesBeside|JoinsInOrder",
+        "|CannotBeEnded|WhatGraphsUse|HasFailed|Overtakes|FirstKernel|ValuesAreKnown|BeforeWaits"
+        "|CapturesBeside|DepartsBehind|SaysThat|NextWay|JoinIsBetween",
     ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
