@@ -55,6 +55,15 @@ GO = {
         "-run",
         "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|GivenBack|ForASend|OfTheirOwn|StayBehind|ThatIsDone|CannotWait|AreLeft",
     ],
+    "orders": [
+        "./internal/engine/staged",
+        "./internal/engine/vendor",
+        "./internal/engine/cuda",
+        "-run",
+        "EarlierOperations|AnError|OfATrial|ForWhichStreams|SeenEnd|GatesForget|BesideTheEnd|BehindCalls|IsDown|OfAClosed"
+        "|CannotBeEnded|WhatGraphsUse|HasFailed|Overtakes|FirstKernel|ValuesAreKnown|BeforeWaits"
+        "|CapturesBeside|DepartsBehind|SaysThat|NextWay|JoinIsBetween",
+    ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],

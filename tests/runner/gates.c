@@ -454,6 +454,7 @@ static void external_void(rank *r, void *arg) {
   scr_run *blocked = NULL;
   while (!scr_drive_lock(g)) sched_yield();
   scr_drive(g, NULL, 0, &blocked);
+  CHECK(atomic_load(&g->word) & SCR_QUEUED); /* or the engine would not look at it any more */
   scr_drive_unlock(g);
   meet();
   declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
