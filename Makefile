@@ -135,7 +135,7 @@ bench: build ## run all benchmarks but bench/trees.py, which compares two checko
 # docs/testing.md says what each target runs and how long it takes. Python's tests come last, so that pytest's summary
 # is the last line.
 .PHONY: test test-long
-test: build beds ## run every promise's test: Go's, then Python's
+test: build beds ## run the quick tests: Go's, then Python's
 	@$(MAKE) --no-print-directory test-go
 	@$(MAKE) --no-print-directory test-python
 
@@ -148,8 +148,9 @@ test-long: build beds ## run all tests with coverage, long matrices and mutants,
 # Without vet, which `make lint` runs.
 go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $(go) test -vet=off -timeout 30m
 # By default a process lingers for a second at its end, for reports of other threads. The tests start hundreds.
-go_race = export GORACE=atexit_sleep_ms=0; $(go_test) -race -short
-# With AFTER_TEST=1, which CI sets, test-long leaves out the tests of pytest that `make test-python` has run, and coverage.
+# TEST_THOROUGH: also tests that are too long for `make test` (tests/quick).
+go_race = export GORACE=atexit_sleep_ms=0 TEST_THOROUGH=1; $(go_test) -race -short
+# With AFTER_TEST=1, which CI sets, test-long leaves out what `make test-go-race test-python` has run, and coverage.
 # Two workers; tests that promise a time run alone (tests/python/sharing.py).
 pytest = cd $(root) && $(py) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(RERUN_FAILED),--rerun-failed)
 
@@ -162,18 +163,14 @@ one_at_a_time = -p 1 $$($(go) list ./... | grep -v $(computing:%=-e '%'))
 raced := ./pgbackend ./internal/bootstrap ./internal/shmem
 # Tests that compare many results. Most of their time passes in C, which the race detector does not see.
 matrices := OfFullLength|BetweenHosts|OfEveryTypeAndReduction
-define raced_quickly
-cd $(root) && $(go) build -race $(raced)
-$(go_race) -p 1 -skip 'MatchesReference|$(matrices)' $(raced)
-endef
 .PHONY: test-go test-go-race test-python
-test-go: build beds ## run Go's quick tests, and the race detector where goroutines meet most
+test-go: build beds ## run Go's quick tests
 	$(go_test) -short $(two_at_once)
 	$(go_test) -short $(one_at_a_time)
-	$(raced_quickly)
 
-test-go-race: build beds
-	$(raced_quickly)
+test-go-race: build beds ## run the race detector where goroutines meet most
+	cd $(root) && $(go) build -race $(raced)
+	$(go_race) -p 1 -skip '$(matrices)' $(raced)
 
 test-python: build beds ## run Python's quick tests
 	$(pytest) -m 'not long'
@@ -183,21 +180,22 @@ test-python: build beds ## run Python's quick tests
 # the kernels against their references, the rules about the sources, and the tests of C and C++ with sanitizers. It runs
 # with -short, because it looks for races and not for wrong results.
 without_race = /algo /internal/kernels /tests/lint /tests/modelcheck /tests/emulator /tests/runner/sanitize \
-  $(raced:.%=sagecomm%$$)
+  $(if $(AFTER_TEST),$(raced:.%=sagecomm%$$))
 # Coverage leaves out packages with C, which would be compiled once more, and the model of the protocol, which would
 # take three times as long.
 without_coverage = /export /internal/runner /internal/kernels /tests/
 covered = $(if $(AFTER_TEST),,-coverprofile=$(root)/build/go.coverage.$(1) \
   -coverpkg=$$($(go) list ./... | grep -v $(without_coverage:%=-e %) | paste -sd,))
 .PHONY: test-long-go test-long-python
-test-long-go: build beds ## run all of Go's tests with coverage, and the race detector on the other packages
+test-long-go: build beds ## run all of Go's tests with coverage, and the race detector
 	@mkdir -p $(root)/build
 	$(go_test) $(call covered,1) $(two_at_once)
 	$(go_test) $(call covered,2) $(one_at_a_time)
 	cd $(root) && $(go) build -race ./...
 	$(go_race) -p 1 $$($(go) list ./... | grep -v $(without_race:%=-e '%'))
+ifdef AFTER_TEST
 	$(go_race) -p 1 -run '$(matrices)' ./pgbackend
-ifndef AFTER_TEST
+else
 	@cd $(root)/build && { cat go.coverage.1; tail -n +2 go.coverage.2; } >go.coverage && \
 	  cd $(root) && $(go) tool cover -func=build/go.coverage | awk '/^total:/ { print "Go statement coverage: " $$NF }'
 endif

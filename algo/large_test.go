@@ -18,6 +18,9 @@ const mostOfATable = 2_500_000
 // Groups of hundreds of ranks over hosts have prices for short-message plans as well, at the cost of few ranks. A change
 // of the model or of a plan must not alter these choices unnoticed.
 func TestTablesOfLargeGroups(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes long; TestTablesOfSmallGroups is quick")
+	}
 	var b strings.Builder
 	for _, count := range []int{8, 20, 63, 128, 512} {
 		s := Shape{Size: 8 * count, Apart: true, Hosts: hosts(count, 8)}
@@ -97,7 +100,11 @@ func TestWithoutAnyPriceThereIsAShortPlan(t *testing.T) {
 // A table whose work is used up goes on with plans of few steps for short messages, and is the same each time.
 func TestWorkOfATableIsBounded(t *testing.T) {
 	shape := Shape{Size: 160, Apart: true, Hosts: hosts(20, 8)}
-	for _, most := range []int{0, 10_000, 100_000} {
+	bounds := []int{0, 10_000, 100_000}
+	if testing.Short() {
+		bounds = bounds[:2] // more work takes longer
+	}
+	for _, most := range bounds {
 		var tables [2]string
 		for i := range tables {
 			p, left := newPredictor(shape, DefaultParams()), most

@@ -2,7 +2,7 @@
 
     git worktree add ../before REVISION && make -C ../before build
     python bench/trees.py ../before .
-    python bench/trees.py ../before . --ranks 4 --launches 7 --rows all_reduce:8,all_reduce:64M,barrier
+    python bench/trees.py ../before . --ranks 4 --launches 7 --rows all_reduce:8,send_recv:64K,barrier
 
 A launch starts the ranks of both trees, pinned to one core each. Blocks of calls alternate between the trees while the
 other tree's ranks sleep, so that other load on the machine affects both alike. A block's time is the slowest rank's
@@ -20,10 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 Row = tuple[str, int]
-OPS = ("all_reduce", "barrier")
+OPS = ("all_reduce", "send_recv", "barrier")
 SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_ROWS = "all_reduce:8,all_reduce:64K,all_reduce:1M,all_reduce:64M,barrier"
 
@@ -35,9 +40,20 @@ def parse_rows(text: str) -> list[Row]:
         unit = SUFFIXES.get(size[-1:], 1)
         digits = size.rstrip("KMG") or "0"
         if op not in OPS or not digits.isdecimal():
-            raise argparse.ArgumentTypeError(f"{part}: a row is {' or '.join(OPS)}, a colon and a size in bytes")
+            raise argparse.ArgumentTypeError(f"{part}: a row is one of {', '.join(OPS)}, a colon and a size in bytes")
         rows.append((op, int(digits) * unit))
     return rows
+
+
+def to_and_fro(tensor: torch.Tensor, peer: int, begins: bool) -> None:
+    """Sends to the peer and receives from it: two ways of a message."""
+    import torch.distributed as dist
+
+    for send in (begins, not begins):
+        if send:
+            dist.send(tensor, peer)
+        else:
+            dist.recv(tensor, peer)
 
 
 def rank_main(rank: int, ranks: int, store_file: str, tree: str) -> None:
@@ -56,10 +72,13 @@ def rank_main(rank: int, ranks: int, store_file: str, tree: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         op, nbytes, calls = line.split()
-        call: Callable[[], object] = dist.barrier
-        if op == "all_reduce":
-            tensor = torch.zeros(max(int(nbytes) // 4, 1))
-            call = lambda: dist.all_reduce(tensor)  # noqa: B023, E731
+        tensor = torch.zeros(max(int(nbytes) // 4, 1))
+        calls_of: dict[str, Callable[[], object]] = {
+            "all_reduce": partial(dist.all_reduce, tensor),
+            "send_recv": partial(to_and_fro, tensor, rank ^ 1, rank % 2 == 0),
+            "barrier": dist.barrier,
+        }
+        call = calls_of[op]
         for _ in range(3):
             call()
         dist.barrier()

@@ -230,7 +230,7 @@ void DeviceWork::keepPromise() noexcept {
 }
 
 bool DeviceWork::refusesCapture() const {
-  if (captured_ || endEvents_.empty() || passed_.load(std::memory_order_relaxed)) {
+  if (captured_ || endEvents_.empty() || passed_.load(std::memory_order_acquire)) {
     return false;
   }
   const c10::OptionalDeviceGuard on(device_);
@@ -259,6 +259,9 @@ void DeviceWork::store() noexcept {
 // Without outputs there is nothing for a stream to wait for: the host has waited until the input was read.
 void DeviceWork::awaitInCurrentStream() const {
   noteAcquired(this);
+  if (!captured_ && passed_.load(std::memory_order_acquire)) {
+    return; // a stream that is being captured could not wait
+  }
   const c10::OptionalDeviceGuard on(device_);
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
   // refuses the event: a stream that launches the graph is behind the outputs in any case.
@@ -283,7 +286,7 @@ void DeviceWork::awaitAfterError() const noexcept {
 }
 
 bool DeviceWork::passed() {
-  if (endEvents_.empty() || captured_ || passed_.load(std::memory_order_relaxed)) {
+  if (endEvents_.empty() || captured_ || passed_.load(std::memory_order_acquire)) {
     return true;
   }
   const c10::OptionalDeviceGuard on(device_);
@@ -296,7 +299,7 @@ bool DeviceWork::passed() {
       return false;
     }
   }
-  passed_.store(true, std::memory_order_relaxed);
+  passed_.store(true, std::memory_order_release);
   return true;
 }
 

@@ -60,14 +60,25 @@ void FailureReport::aborted(sagecomm_group group) {
   aborted_ |= group == group_;
 }
 
-bool FailureReport::takeUntold(const sagecomm_error& cause) {
-  std::unique_lock<std::mutex> lock(mutex_);
+bool FailureReport::isUntold(const sagecomm_error& cause, std::unique_lock<std::mutex>& lock) {
   if (told_ || isOwnDoing(cause)) {
     return false;
   }
   // The thread that completes them comes a moment after the end of the group.
   changed_.wait_for(lock, std::chrono::nanoseconds(waits().hooks_ns), [this] { return underWay_ == 0 || undefined_; });
-  return (underWay_ != 0 || undefined_) && !std::exchange(told_, true);
+  return (underWay_ != 0 || undefined_) && !told_;
+}
+
+bool FailureReport::isUntold(const sagecomm_error& cause) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return isUntold(cause, lock);
+}
+
+bool FailureReport::takeUntold(const sagecomm_error& cause) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool untold = isUntold(cause, lock);
+  told_ = told_ || untold;
+  return untold;
 }
 
 } // namespace sagecomm

@@ -29,12 +29,15 @@ class FailureReport {
   void told(sagecomm_group group);
   // This rank has aborted the group, as others may have before.
   void aborted(sagecomm_group group);
-  // Reports whether outputs are undefined and nothing has told the user; counts as told(). Waits for the ends of operations, briefly.
+  // Reports whether outputs are undefined and nothing has told the user. Waits for the ends of operations, briefly.
   // Requires: the group has failed with `cause`, or was destroyed.
+  bool isUntold(const sagecomm_error& cause);
+  // The same, and it counts as told().
   bool takeUntold(const sagecomm_error& cause);
 
  private:
   bool isOwnDoing(const sagecomm_error& error) const; // requires: mutex_
+  bool isUntold(const sagecomm_error& cause, std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_; // guards all that follows; a thread that holds it takes no other one
   std::condition_variable changed_;

@@ -141,6 +141,10 @@ bool CallInCore::destroysAtItsEnd(sagecomm_group handle) noexcept {
 // A synchronous operation that completes inside issue() is the fast case: it takes no lock and allocates one Work.
 ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   if (C10_UNLIKELY(group_.load(std::memory_order_relaxed) == 0)) {
+    if (!forked() && cause() != nullptr) { // which this raises
+      const WithoutGil unlocked;
+      failure_.told(members()->group);
+    }
     refuseWithoutGroup(call.info.name);
   }
   WithoutGil unlocked;

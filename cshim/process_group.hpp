@@ -230,7 +230,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   std::exception_ptr destroy(Wait wait) noexcept;
   // Returns why a group that was destroyed had failed, if that has left outputs undefined and no call has raised it; else null.
   std::shared_ptr<const sagecomm_error> takeUntold();
-  // Raises what takeUntold() has returned, unless an exception is being handled.
+  // Raises the failure of members that reconfigure() has replaced, unless an exception is being handled.
   static void raiseUntold(const sagecomm_error& failed);
   static bool blocks(const sagecomm_api& api, sagecomm_group group);
   // Returns question(group) for the core's present group, 0 if there is none. Asks again if the group has changed

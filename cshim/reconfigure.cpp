@@ -160,9 +160,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reconfigure(const c10d::Reco
   if (group == 0) {
     refuseInterrupted();
   }
-  // What a signal handler raises, and the failure of the old members, are raised when the new ones are there.
+  // What a signal handler raises, and the failure of the old members, are raised when the new ones are there. If they do not come, a later call
+  // raises that failure.
   const std::exception_ptr raised = destroyGroup(group_.load(), Wait::kBrief);
-  const auto untold = raised ? nullptr : takeUntold();
+  const auto failed = raised ? nullptr : cause();
+  const bool untold = failed != nullptr && failure_.isUntold(*failed);
   if (!install(group, seat, *options, opts.uuid)) {
     if (!shutDown_.load()) {
       api_.group_abort(group, "abort() was called", nullptr);
@@ -176,8 +178,8 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::reconfigure(const c10d::Reco
   if (raised) {
     std::rethrow_exception(raised);
   }
-  if (untold != nullptr) {
-    raiseUntold(*untold);
+  if (untold) {
+    raiseUntold(*failed);
   }
   return completed(kReconfigure);
 }

@@ -9,6 +9,7 @@ int32_t sagecommAllReduceSparse(sagecomm_group, sagecomm_sparse_sum *, sagecomm_
 int32_t sagecommGroupAbort(sagecomm_group, char *, sagecomm_error *);
 int32_t sagecommGroupLeave(sagecomm_group, char *, sagecomm_error *);
 int32_t sagecommGroupShrunk(sagecomm_group, sagecomm_error *);
+int32_t sagecommGroupOutstanding(sagecomm_group, sagecomm_error *);
 int32_t sagecommGroupFail(sagecomm_group, sagecomm_error *, uint8_t, sagecomm_error *);
 int32_t sagecommGroupOnFailure(sagecomm_group, sagecomm_failed_fn, void *, sagecomm_error *);
 int32_t sagecommMonitoredError(sagecomm_group, int64_t, int32_t, sagecomm_error *);
@@ -119,6 +120,11 @@ static int32_t group_leave(sagecomm_group group, const char *reason, sagecomm_er
 static int32_t group_shrunk(sagecomm_group group, sagecomm_error *err) {
   if (scr_in_child()) return scr_refuse_child(err);
   return sagecommGroupShrunk(group, err);
+}
+
+static int32_t group_outstanding(sagecomm_group group, sagecomm_error *err) {
+  if (scr_in_child()) return scr_refuse_child(err);
+  return sagecommGroupOutstanding(group, err);
 }
 
 static int32_t group_fail(sagecomm_group group, const sagecomm_error *fault, uint8_t device_type, sagecomm_error *err) {
@@ -317,6 +323,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .group_blocking_wait = group_blocking_wait,
       .group_shrunk = group_shrunk,
       .group_settle = group_settle,
+      .group_outstanding = group_outstanding,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

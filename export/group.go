@@ -137,6 +137,20 @@ func sagecommGroupShrunk(group C.sagecomm_group, err *C.sagecomm_error) (status 
 	return 0
 }
 
+//export sagecommGroupOutstanding
+func sagecommGroupOutstanding(group C.sagecomm_group, err *C.sagecomm_error) (status C.int32_t) {
+	defer guard(&status, err)
+	g, f := find(group, "group_outstanding")
+	if f != nil {
+		return answer(err, f)
+	}
+	defer guardGroup(g, &status, err)
+	if g.Outstanding() {
+		return 1
+	}
+	return 0
+}
+
 //export sagecommGroupFail
 func sagecommGroupFail(group C.sagecomm_group, fault *C.sagecomm_error, deviceType C.uint8_t, err *C.sagecomm_error) (status C.int32_t) {
 	defer guard(&status, err)

@@ -316,11 +316,12 @@ typedef enum sagecomm_settle {
   SAGECOMM_SETTLE_NOW = 2,   /* not at all: what is left is given up */
 } sagecomm_settle;
 
-/* Whether group_shrink() aborts the parent first. */
+/* Whether group_shrink() aborts the parent first. In a shrink that ends outstanding operations each rank decides for
+ * itself. */
 typedef enum sagecomm_aborts {
   SAGECOMM_NO_ABORT = 0,
-  SAGECOMM_ABORT_OUTSTANDING = 1, /* if operations of this rank are not complete, as group_leave() finds out */
-  SAGECOMM_ABORT_ANYWAY = 2,      /* the caller has some that it has not issued yet */
+  SAGECOMM_ABORTS_ELSEWHERE = 1, /* other ranks may, in the same shrink: this one has nothing outstanding */
+  SAGECOMM_ABORTS_HERE = 2,      /* this rank does: it has something outstanding, or calls that it has not issued yet */
 } sagecomm_aborts;
 
 /* This rank's part in a group that is made of ranks of another one, its parent, see group_split() and group_shrink(). Fill
@@ -677,6 +678,12 @@ typedef struct sagecomm_api {
    * once what is left. Returns OK when nothing is left to wait for, in a group that has failed too, or INVALID if there is no such group any
    * more. */
   int32_t (*group_settle)(sagecomm_group group, int64_t slice_ns, int32_t how, sagecomm_error *err);
+
+  /* Returns 1 if something of this rank is outstanding: operations that are not complete, a split, or graphs that were
+   * not destroyed and have operations of the group; also 1 in a group that has failed; else 0, or the status of an
+   * error. It waits for them for 200 ms at most, since the host learns a little later that a stream has ended an
+   * operation. group_leave() asks the same. */
+  int32_t (*group_outstanding)(sagecomm_group group, sagecomm_error *err);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -1,12 +1,8 @@
 /* chain.c: how the jobs of a group call run. What a rank joins, or does on host memory, may wait for its peers, and
- * these may be
- * other communicators of the same group call, so jobs have a thread each. Jobs that issue into one stream of a device
- * are a chain:
- * one thread issues them in the order of the calls, because a stream that holds the operations of two communicators in
- * another order
- * than that of a peer holds up both for ever. GroupEnd() runs a single chain itself. A chain of communicators that do
- * not block has a
- * thread that nobody waits for. */
+ * these may be other communicators of the same group call, so jobs have a thread each. Jobs that issue into one stream
+ * of a device are a chain: one thread issues them in the order of the calls, because a stream that holds the operations
+ * of two communicators in another order than that of a peer holds up both for ever. GroupEnd() runs a single chain
+ * itself. A chain of communicators that do not block has a thread that nobody waits for. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <string.h>
@@ -42,8 +38,7 @@ static void *thread_of(void *argument) {
 }
 
 /* Starts a thread for a chain, on which no signal handler of the program runs. A chain that nobody waits for may be
- * gone when it
- * returns. */
+ * gone when it returns. */
 static bool start(job *first, pthread_t *thread) {
   sigset_t all, before;
   sigfillset(&all);

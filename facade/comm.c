@@ -1,11 +1,9 @@
 /* comm.c: communicators, which are groups of the core with what the vendor's interface asks for besides.
  *
  * A list has all of them, so that a pointer to one that was destroyed is an error and no fault. Whoever is inside a
- * call holds its
- * communicator, and the last one that leaves frees it. An abort on another thread ends joins and operations, waits
- * until nobody touches
- * buffers of the communicator's calls, and returns. A thread that waits for a stream touches none: comm_begin() refuses
- * it afterwards. */
+ * call holds its communicator, and the last one that leaves frees it. An abort on another thread ends joins and
+ * operations, waits until nobody touches buffers of the communicator's calls, and returns. A thread that waits for a
+ * stream touches none: comm_begin() refuses it afterwards. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +15,7 @@ static pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 static comm_t all;
 
 /* A child of a fork has none of the threads that use a communicator, and may not wait for them. It can end its parent's
- * communicators
- * for itself and is refused everything else, before it takes another lock than these two. */
+ * communicators for itself and is refused everything else, before it takes another lock than these two. */
 static bool forked;
 
 static void lock_all(void) {
@@ -363,9 +360,12 @@ facade_result comm_ask(comm_t comm, const char *function, int what, int *answer)
   pthread_mutex_lock(&comm_lock);
   bool known = what == ASK_DEVICE || comm->size > 0; /* a split or shrink knows its place when it has joined */
   int found = what == ASK_SIZE ? comm->size : what == ASK_RANK ? comm->rank : comm->device;
+  bool early = !known && comm->state == RESULT_IN_PROGRESS;
   pthread_mutex_unlock(&comm_lock);
   if (known) {
     *answer = found;
+  } else if (early) {
+    result = asked_early(comm, function);
   } else {
     result = ready(comm, function);
     pthread_mutex_lock(&comm_lock); /* it may have joined since */

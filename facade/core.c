@@ -21,8 +21,8 @@ static atomic_uint_least64_t errors;
 static char published[TEXT_BYTES];
 static uint64_t published_number;
 
-/* A communicator's text may change meanwhile, so the caller gets a copy, which is valid until this thread asks again.
- * */
+/* A communicator's text may change meanwhile, so the caller gets a copy, which is valid until this thread asks
+ * again. */
 static _Thread_local char shown[TEXT_BYTES];
 
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
@@ -40,11 +40,9 @@ static const sagecomm_api *functions_of(void *library) {
 }
 
 /* Leaves all groups, so that peers do not take the end of a process that destroys no communicator for a failure. It
- * does nothing in a
- * forked child, and nothing that is left to do after the backend `sagecomm` has done so. Exit handlers run in reverse
- * order: this one
- * runs before those of the vendor's runtime, which the process has opened before. The library stays loaded until then
- * (-z nodelete). */
+ * does nothing in a forked child, and nothing that is left to do after the backend `sagecomm` has done so. Exit
+ * handlers run in reverse order: this one runs before those of the vendor's runtime, which the process has opened
+ * before. The library stays loaded until then (-z nodelete). */
 static void say_goodbye(void) { api->shutdown(); }
 
 /* A process has one Go runtime: the core that it has loaded is used, whoever loaded it. Otherwise it is the one beside
@@ -132,6 +130,12 @@ static void print(const char *text) {
   pthread_mutex_unlock(&printing);
 }
 
+/* Makes the last error of this thread that of a communicator. Requires: the lock of comm.c. */
+static void note(comm_t comm) {
+  memcpy(comm->text, last, sizeof comm->text);
+  comm->text_number = last_number;
+}
+
 facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
@@ -141,8 +145,7 @@ facade_result fail(comm_t comm, facade_result result, const char *format, ...) {
   remember(comm, result, text);
   if (comm != NULL) {
     pthread_mutex_lock(&comm_lock);
-    memcpy(comm->text, text, sizeof comm->text);
-    comm->text_number = last_number;
+    note(comm);
     pthread_mutex_unlock(&comm_lock);
   }
   print(text);
@@ -176,11 +179,23 @@ facade_result failed_before(comm_t comm, int32_t status, const sagecomm_error *e
   pthread_mutex_lock(&comm_lock);
   bool printed = comm->failure_printed || strcmp(comm->text, last) == 0;
   comm->failure_printed = true;
-  memcpy(comm->text, last, sizeof comm->text);
-  comm->text_number = last_number;
+  note(comm);
   pthread_mutex_unlock(&comm_lock);
   if (!printed) print(last);
   return result_of(status);
+}
+
+facade_result asked_early(comm_t comm, const char *function) {
+  char text[TEXT_BYTES];
+  snprintf(text, sizeof text, "sagecomm: %s: " FACADE_IN_PROGRESS, function);
+  remember(comm, RESULT_ARGUMENT, text);
+  pthread_mutex_lock(&comm_lock);
+  bool printed = comm->early_printed;
+  comm->early_printed = true;
+  note(comm);
+  pthread_mutex_unlock(&comm_lock);
+  if (!printed) print(text);
+  return RESULT_ARGUMENT;
 }
 
 facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]) {

@@ -1,8 +1,7 @@
 /* facade.h: the frame of the libraries that stand where a vendor's collectives library stands (docs/nccl.md,
- * docs/hccl.md). It
- * translates calls of such a library into calls of the core's C ABI (export/sagecomm.h) and decides nothing. It is
- * compiled once for
- * each of them: nccl/ and hccl/ have an abi.h with the vendor's types and numbers, and the functions that they export.
+ * docs/hccl.md). It translates calls of such a library into calls of the core's C ABI (export/sagecomm.h) and decides
+ * nothing. It is compiled once for each of them: nccl/ and hccl/ have an abi.h with the vendor's types and numbers, and
+ * the functions that they export.
  *
  *   core.c     opens the core, and gives its errors the vendor's numbers and texts
  *   comm.c     communicators: which ones there are, who is inside one, their end
@@ -48,9 +47,8 @@ const char *last_error(void);
 /* Makes the last error of this thread, which has run a job that nobody waits for, known to all threads. */
 void publish_error(void);
 /* Returns a copy of the last error of this thread, or, if that is newer, of a communicator, or without one the last
- * published error. An
- * error of another communicator is not shown for one that has had errors. The copy is valid until this thread asks
- * again. */
+ * published error. An error of another communicator is not shown for one that has had errors. The copy is valid until
+ * this thread asks again. */
 const char *newest_error(comm_t comm);
 /* Returns a copy of the last error of a thread whose last call gave this result; otherwise NULL. */
 const char *error_behind(facade_result result);
@@ -59,18 +57,19 @@ const char *error_behind(facade_result result);
 facade_result failed(comm_t comm, int32_t status, const sagecomm_error *err);
 /* Like failed(), for the failure of a group, for which users ask again and again: it prints the text once. */
 facade_result failed_before(comm_t comm, int32_t status, const sagecomm_error *err);
+/* Refuses a question about a communicator that is being made, which users ask again and again: it prints the text
+ * once. */
+facade_result asked_early(comm_t comm, const char *function);
 
 /* Returns whether this process has loaded a library since *then was set, 0 at first, and sets it. To look for a library
- * that is not loaded
- * takes the dynamic linker through all its folders. */
+ * that is not loaded takes the dynamic linker through all its folders. */
 bool loads_since(uint64_t *then);
 
 /* Makes a unique id. */
 facade_result unique_id(uint8_t id[SAGECOMM_ID_BYTES]);
 
 /* Each of the libraries has the rest: its mark, by which an engine of the core knows that it must not call it; its
- * file; and where its
- * users look for errors. */
+ * file; and where its users look for errors. */
 extern int FACADE_MARK;
 void facade_print(const char *text);
 /* Held while facade_print() runs. */
@@ -135,6 +134,7 @@ struct FACADE_COMM {
   char text[TEXT_BYTES];       /* its last error, and when that was in the order of all errors */
   uint64_t text_number;
   bool failure_printed; /* that of its group, for which comm_state() was asked */
+  bool early_printed;   /* a refusal of comm_ask(), because it is being made */
   uint8_t device_type;  /* of the buffers of its last operation that had some; at first those of `device` */
   int32_t device_index;
   reduction *reductions;
@@ -154,13 +154,11 @@ facade_result comm_enter(comm_t comm, const char *function);
 /* Ends a hold. The last one destroys the group and frees the communicator. */
 void comm_release(comm_t comm);
 /* Ends a communicator for its user; `reason` ends its join and aborts its operations first, and waits until no thread
- * of this library
- * touches buffers of its calls. */
+ * of this library touches buffers of its calls. */
 facade_result comm_end(comm_t comm, const char *function, const char *reason);
 /* Ends a communicator's group when its operations are complete, and the splits and shrinks that were called before: in
- * this call, or,
- * where it does not block, on a thread. An abort ends the wait. Inside a group call it does not wait for the end of
- * that. */
+ * this call, or, where it does not block, on a thread. An abort ends the wait. Inside a group call it does not wait for
+ * the end of that. */
 facade_result comm_finalize(comm_t comm, const char *function);
 /* What such a job does. */
 facade_result comm_finish_group(comm_t comm);
@@ -222,7 +220,7 @@ typedef struct job {
   int n_ranks;
   uint64_t label;   /* of a subset */
   bool aborts;      /* a shrink that aborts its parent */
-  bool calls_go_on; /* of such a shrink: calls of the parent were in progress when it began */
+  bool outstanding; /* of such a shrink: something of the parent was outstanding when its user called it */
   void *context;    /* of calls: that of the thread that called, NULL: it had none */
   int device;       /* of that context */
   call *calls;      /* owned */
@@ -252,17 +250,15 @@ typedef struct job {
 /* Adds a job to the group of this thread, or runs it if there is none. It owns the job. */
 facade_result job_submit(job *j);
 /* Adds a call to the group of this thread, or issues it if there is none; it owns the call's lists. Requires: the
- * caller holds the
- * communicator. */
+ * caller holds the communicator. */
 facade_result call_submit(comm_t comm, const char *function, call *c);
 facade_result out_of_memory(const char *function);
 /* Returns `result`, which GroupEnd() returns as well if this is inside a group. */
 facade_result refused(facade_result result);
 
 /* Gives a split, shrink or finalization its place behind those of the same parent. Returns false if one is in the same
- * group call, or, for a
- * finalization, calls are: the ranks could not tell which is which, and a finalization would wait for what the group
- * call begins. */
+ * group call, or, for a finalization, calls are: the ranks could not tell which is which, and a finalization would wait
+ * for what the group call begins. */
 bool job_derive(job *j);
 /* Whether the group of this thread has calls of a communicator. */
 bool calls_collected(comm_t comm);
@@ -287,20 +283,18 @@ bool job_makes(const job *j);
 /* Gives a job its place behind the splits, shrinks and finalizations of the same parent. */
 void job_take_place(job *j);
 /* Counts a job that is to run, and if its user does not wait for it, its communicator is in progress. Those that make
- * communicators are of one group call: `batch` is 0 for the first of them, and the same for
- * the others; NULL: there is one only. */
+ * communicators are of one group call: `batch` is 0 for the first of them, and the same for the others; NULL: there is
+ * one only. */
 void job_begin(job *j, uint64_t *batch);
 /* Takes a job that has ended off the counts and lists, and if its user does not wait for it, its communicator has its
- * result from then on.
- * Who sees that sees the job nowhere else. */
+ * result from then on. Who sees that sees the job nowhere else. */
 void job_ended(job *j);
 /* Notes what is current on the thread that calls. */
 void job_note_context(job *j);
 /* Does what a job is for. */
 facade_result job_run(job *j);
 /* Aborts the parent of a split that ends before it begins: the peers would take the next split for this one; and that
- * of a shrink that was to
- * abort it. Does nothing for other jobs.
+ * of a shrink that was to abort it. Does nothing for other jobs.
  * Requires: the job has its place. */
 void split_dropped(job *j, const char *reason);
 void job_free(job *j);
@@ -326,9 +320,8 @@ int jobs_make_chains(job *list);
 facade_result join_job(const char *function, comm_t *made, int size, const uint8_t *id, int rank, bool blocking,
                        job **j);
 /* Makes the job of a split, shrink or subset; it takes `ranks`. `with_child`: this rank is in the new group. NULL: no
- * memory, or the
- * parent has another split or shrink in the same group call, and the last error says so. Subsets have labels, so there
- * may be several. Requires: the caller holds the parent; the job has the hold then. */
+ * memory, or the parent has another split or shrink in the same group call, and the last error says so. Subsets have
+ * labels, so there may be several. Requires: the caller holds the parent; the job has the hold then. */
 job *derive_job(const char *function, comm_t parent, int kind, bool with_child, bool blocking, int *ranks, int n,
                 comm_t *made);
 /* Makes a communicator for each rank of a group in this process. devices[i] is that of rank i; NULL: i. */
@@ -367,8 +360,7 @@ typedef struct request {
 facade_result facade_reduction(const request *r, comm_t comm, call *c);
 bool type_known(int type);
 /* Checks what the core cannot see, and fills in a call. Leaves `kind` SAGECOMM_KIND_COUNT where there is nothing to do.
- * Requires: the
- * caller holds the communicator. */
+ * Requires: the caller holds the communicator. */
 facade_result request_translate(const request *r, comm_t comm, call *c);
 facade_result request_submit(const request *r, comm_t comm);
 /* Reads a factor, behind what the stream holds where it is in memory of a device. */

@@ -1,6 +1,5 @@
 /* group.c: group calls. Between GroupStart() and the outermost GroupEnd() calls are collected in jobs, one for each
- * communicator
- * that is used and one for each that is made. */
+ * communicator that is used and one for each that is made. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,8 +168,8 @@ static facade_result check_streams(job *list) {
   return several ? stream_of_thread(FACADE_PREFIX "GroupEnd") : RESULT_OK;
 }
 
-/* Several communicators may wait for each other, so what one of them refuses must be known before another one begins.
- * */
+/* Several communicators may wait for each other, so what one of them refuses must be known before another one
+ * begins. */
 static facade_result check_calls(const job *list) {
   int n = 0;
   for (const job *j = list; j != NULL; j = j->next) n += j->kind == JOB_CALLS;

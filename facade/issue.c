@@ -9,8 +9,7 @@ static facade_result driver_failed(comm_t comm, const char *what, int code) {
 }
 
 /* An operation on host memory happens inside the call. In a process that uses a device it comes behind what its stream
- * holds, because that
- * memory may be pinned. */
+ * holds, because that memory may be pinned. */
 static facade_result before_host(comm_t comm, const call *c) {
   if (driver_captures(c->op.stream)) {
     return fail(comm, RESULT_USAGE, "sagecomm: an operation on host memory cannot be captured into a graph");

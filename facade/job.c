@@ -33,16 +33,34 @@ static bool cancel(job *j, int32_t why) {
   return changes;
 }
 
+/* Whether calls or splits of the parent go on that came before a shrink. Other shrinks end by themselves. Requires: the
+ * lock. */
+static bool goes_on(const job *shrink) {
+  bool any = shrink->comm->in_progress > 0;
+  for (const job *each = shrink->comm->deriving; each != shrink; each = each->derives_next) {
+    any = any || (each->listed && each->kind == JOB_SPLIT);
+  }
+  return any;
+}
+
+/* Whether a shrink aborts the parent. The user's thread asks, so nothing that is called later counts. The core waits
+ * for streams. */
+static bool is_outstanding(const job *shrink) {
+  sagecomm_error none;
+  pthread_mutex_lock(&comm_lock);
+  bool any = goes_on(shrink);
+  pthread_mutex_unlock(&comm_lock);
+  return any || core()->group_outstanding(comm_group(shrink->comm), &none) == 1;
+}
+
 /* Notes that a communicator is shrunk and that its operations are to be aborted for that: what its user calls from here
- * on has failed, also where the shrink waits for its thread. Splits that go on are such operations; shrinks are none.
- * Requires: the lock. */
+ * on has failed if they are, also where the shrink waits for its thread. Requires: the lock. */
 static void give_up(job *j) {
   j->comm->given_up++;
   j->comm->state_given_up = true;
-  j->calls_go_on = j->comm->in_progress > 0;
+  j->outstanding = j->outstanding || goes_on(j);
   for (job *each = j->comm->deriving; each != j; each = each->derives_next) {
     if (!each->listed || each->kind != JOB_SPLIT) continue;
-    j->calls_go_on = true;
     if (cancel(each, CANCELLED_BY_ABORT)) each->given_up_for = true;
   }
   pthread_cond_broadcast(&turn);
@@ -50,6 +68,7 @@ static void give_up(job *j) {
 
 void job_begin(job *j, uint64_t *batch) {
   static uint64_t batches;
+  if (j->aborts) j->outstanding = is_outstanding(j);
   pthread_mutex_lock(&comm_lock);
   if (j->aborts) give_up(j);
   j->given_up = job_told_by(j)->given_up;
@@ -120,7 +139,7 @@ bool jobs_end_batch(job *j) {
 
 void split_dropped(job *j, const char *reason) {
   sagecomm_error err;
-  bool aborts = j->kind == JOB_SPLIT || (j->aborts && j->calls_go_on);
+  bool aborts = j->kind == JOB_SPLIT || (j->aborts && j->outstanding);
   if (aborts) core()->group_abort(comm_group(j->comm), reason, &err); /* fails only if it has ended */
 }
 
@@ -169,9 +188,8 @@ void job_free(job *j) {
 }
 
 /* Returns the context for a job. A communicator that was made on a thread without one gets that of the device on which
- * its first
- * operation is. Operations on host memory before come behind their streams in the context of the thread that called
- * them. */
+ * its first operation is. Operations on host memory before come behind their streams in the context of the thread that
+ * called them. */
 static void *context_of(const job *j) {
   comm_t comm = job_told_by(j);
   pthread_mutex_lock(&comm_lock);

@@ -1,5 +1,5 @@
-/* join.c: jobs that make communicators. Their ranks meet in the core: at a unique id, or through the parent of a split.
- * */
+/* join.c: jobs that make communicators. Their ranks meet in the core: at a unique id, or through the parent of a
+ * split. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,7 +81,7 @@ facade_result join_run(job *j) {
       child.left_out = j->ranks;
       child.n_left_out = (uint32_t)j->n_ranks;
     }
-    if (j->aborts) child.aborts = j->calls_go_on ? SAGECOMM_ABORT_ANYWAY : SAGECOMM_ABORT_OUTSTANDING;
+    if (j->aborts) child.aborts = j->outstanding ? SAGECOMM_ABORTS_HERE : SAGECOMM_ABORTS_ELSEWHERE;
     status = j->kind == JOB_SPLIT ? core()->group_split(&child, 1, &group, &err)
                                   : core()->group_shrink(&child, 1, &group, &err);
   }

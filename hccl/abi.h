@@ -1,6 +1,6 @@
 /* abi.h: the types and numbers of HCCL's interface that this library uses. The declarations are our own. Each row names
- * the line of
- * third_party/hccl/inc/hccl/hccl_types.h at commit 9e73e708 of github.com/Ascend/pytorch that it follows. */
+ * the line of third_party/hccl/inc/hccl/hccl_types.h at commit 9e73e708 of github.com/Ascend/pytorch that it
+ * follows. */
 #ifndef SAGECOMM_HCCL_ABI_H
 #define SAGECOMM_HCCL_ABI_H
 

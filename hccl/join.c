@@ -87,8 +87,7 @@ HcclResult HcclCommInitAll(uint32_t n, int32_t *devices, HcclComm *comms) {
 }
 
 /* Only the ranks of the new communicator call it; one that calls it without ranks is not among them. The communicators
- * of a parent may
- * be made in any order: the id tells them apart. */
+ * of a parent may be made in any order: the id tells them apart. */
 HcclResult HcclCreateSubCommConfig(HcclComm *parent, uint32_t n, uint32_t *ranks, uint64_t id, uint32_t rank,
                                    HcclCommConfig *config, HcclComm *made) {
   static const char *const function = "HcclCreateSubCommConfig";

@@ -1,8 +1,6 @@
 /* abi.h: the types and numbers of NCCL's interface that the facade uses. They follow nccl.h of NCCL 2.30, which is not
- * needed to
- * build. With SAGECOMM_NCCL_HEADER the sources are compiled against NVIDIA's own header instead, so that a function or
- * a number that
- * differs from it does not compile: tests/go/nccl_test.go does that. */
+ * needed to build. With SAGECOMM_NCCL_HEADER the sources are compiled against NVIDIA's own header instead, so that a
+ * function or a number that differs from it does not compile: tests/go/nccl_test.go does that. */
 #ifndef SAGECOMM_NCCL_ABI_H
 #define SAGECOMM_NCCL_ABI_H
 
@@ -108,8 +106,7 @@ _Static_assert(ncclFloat16 == 6 && ncclFloat32 == 7 && ncclFloat64 == 8 && ncclB
 _Static_assert(ncclScalarDevice == 0 && ncclScalarHostImmediate == 1, "residence");
 
 /* What ncclGetVersion() gives: the oldest version that torch, vLLM and the engine `nccl` use. Programs take a newer one
- * for a promise
- * of windows and of the device API, which are not here. */
+ * for a promise of windows and of the device API, which are not here. */
 #define FACADE_NCCL_VERSION 22707
 
 /* What the frame (../facade) asks for. */

@@ -89,8 +89,7 @@ struct ncclCommProperties {
 ncclResult_t ncclCommQueryProperties(ncclComm_t comm, struct ncclCommProperties *properties);
 
 /* The device API, multimem and one-sided operations are not there, and each rank is alone in its team of those that
- * reach each
- * other's memory. */
+ * reach each other's memory. */
 ncclResult_t ncclCommQueryProperties(ncclComm_t comm, struct ncclCommProperties *properties) {
   static const char *const function = "ncclCommQueryProperties";
   if (properties == NULL || properties->magic != NCCL_API_MAGIC) {

@@ -23,8 +23,7 @@ static ncclResult_t check_config(const ncclConfig_t *config, const char *functio
 }
 
 /* Of the settings only `blocking` means something here: the rest is about NCCL's kernels, networks and memory. A child
- * without a
- * configuration has its parent's. */
+ * without a configuration has its parent's. */
 static bool blocks(const ncclConfig_t *config, bool of_parent) {
   if (config == NULL) return of_parent;
   return !HAS(config, blocking) || config->blocking != 0;

@@ -1,6 +1,5 @@
 /* memory.c: ncclMemAlloc(), registration, windows, and what communicators give back while they exist. The core needs
- * the next two not, and
- * keeps its memory, so they are accepted and do nothing. */
+ * the next two not, and keeps its memory, so they are accepted and do nothing. */
 #include <stdlib.h>
 
 #include "driver.h"
@@ -17,8 +16,8 @@ static allocation *allocations;
 
 enum { PAGE = 4096, CU_OUT_OF_MEMORY = 2 };
 
-/* Memory of the current device, or of the host where the process uses none. A thread that has not chosen a device is on the first one,
- * as with CUDA's runtime, if the process uses that. */
+/* Memory of the current device, or of the host where the process uses none. A thread that has not chosen a device is on
+ * the first one, as with CUDA's runtime, if the process uses that. */
 ncclResult_t ncclMemAlloc(void **memory, size_t bytes) {
   if (memory == NULL || bytes == 0) {
     return fail(NULL, ncclInvalidArgument, "sagecomm: ncclMemAlloc: %s", memory == NULL ? "ptr is NULL" : "size is 0");

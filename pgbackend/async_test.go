@@ -11,6 +11,7 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // Results and numbers follow the order of issue, whether works are waited for in the opposite order, on another thread, by a done
@@ -177,12 +178,16 @@ func TestDiagnosingHoldsUpNobody(t *testing.T) {
 
 // Two groups of the same ranks are driven at the same time, by two threads each, in an order that differs by rank.
 func TestTwoGroupsAtOnce(t *testing.T) {
+	ops := 300
+	if quick.Only() {
+		ops = 100
+	}
 	a, b := newWorld(t, 3), newWorld(t, 3)
 	a.each(func(g *Group) error {
 		other := b.groups[g.rank]
 		errs := make(chan *coll.Failure, 2)
 		many := func(g *Group) {
-			for i := range 300 {
+			for i := range ops {
 				if f := sum(g, 1+i*50); f != nil {
 					errs <- f
 					return

@@ -12,6 +12,7 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // Random programs in groups that fuse. All ranks issue the same collectives in the same order; everything else differs by rank:
@@ -178,6 +179,9 @@ func (r *fusedRank) poll(i int) error {
 
 func TestRandomProgramsInGroupsThatFuse(t *testing.T) {
 	programs := 40
+	if quick.Only() {
+		programs = 10
+	}
 	if text := os.Getenv(fusedPrograms); text != "" {
 		var err error
 		if programs, err = strconv.Atoi(text); err != nil {

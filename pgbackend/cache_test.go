@@ -7,6 +7,7 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // A synchronous operation whose program is cached, on an idle group, stays in C.
@@ -55,6 +56,7 @@ func TestCacheHitsDoNotEnterGo(t *testing.T) {
 
 // When the cache is full, every further call gets a program of its own.
 func TestCacheFull(t *testing.T) {
+	quick.Skip(t, "thousands of operations")
 	w := newWorld(t, 4)
 	const room = 768 // three quarters of SCR_CACHE_ENTRIES
 	w.each(func(g *Group) error {

@@ -33,14 +33,15 @@ type Child struct {
 	Colors     context.Context   // of Split: its end aborts the parent, unless the ranks know all colors; nil: nothing does
 }
 
-// Aborts says whether Shrink aborts the parent first.
+// Aborts tells whether Shrink aborts the parent first. In a shrink that ends outstanding operations each rank decides
+// for itself.
 type Aborts int
 
 // Values of Aborts, those of sagecomm_aborts in sagecomm.h.
 const (
-	NoAbort          Aborts = iota
-	AbortOutstanding        // if operations of this rank are not complete
-	AbortAnyway             // the caller has some that it has not issued yet
+	NoAbort         Aborts = iota
+	AbortsElsewhere        // other ranks may, in the same shrink
+	AbortsHere             // this rank does
 )
 
 // place is what a rank tells the others of a split.
@@ -205,7 +206,7 @@ func (p *Process) shrink(c Child) (*Group, error) {
 	if c.Aborts != NoAbort {
 		number := purposeHash(at.name)
 		c.Parent.shrinkAborts(number)
-		if c.Aborts == AbortAnyway || c.Parent.outstanding() {
+		if c.Aborts == AbortsHere {
 			c.Parent.abortFor("shrink", number, "it is shrunk, and its operations were to be aborted")
 		}
 	}

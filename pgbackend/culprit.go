@@ -62,8 +62,9 @@ func (e evidence) silentOf(ranks []int) []int {
 }
 
 // absent returns the ranks that have not begun a collective, and the culprit, which comes first if it is one of them. awaited is the rank that
-// this rank waits for. The culprit is the furthest behind, and the others may wait for it in an earlier collective. How far a silent rank is, is
-// not known, so it counts as the culprit if all others wait. -1: that cannot be told apart.
+// this rank waits for, or -1: its own operation has not started, so it waits for none. The culprit is the furthest behind, and the others may
+// wait for it in an earlier collective. How far a silent rank is, is not known, so it counts as the culprit if all others wait. -1: that
+// cannot be told apart.
 func (e evidence) absent(sequence uint64, awaited int) (list []int, culprit int) {
 	for rank := range e.size {
 		if rank != e.rank && e.last[rank] < sequence {
@@ -145,8 +146,11 @@ func (e evidence) behind(awaited int, suspects []int) int {
 }
 
 // end follows who awaits whom, from an awaited rank on. It returns a rank that is silent, or awaits nobody, or waits for one that was met before,
-// or perhaps for one that is unknown.
+// or perhaps for one that is unknown. If this rank awaits none, it is the one that does not go on.
 func (e evidence) end(awaited int) (rank int, waits bool) {
+	if awaited < 0 {
+		return e.rank, false
+	}
 	seen := make([]bool, e.size)
 	seen[e.rank] = true
 	until := e.searchEnd()

@@ -124,6 +124,25 @@ func TestCulpritOfRanksThatHaveArrived(t *testing.T) {
 	}
 }
 
+// Rank 3 has called a collective that has not started there.
+func TestCulpritOfAnOperationThatHasNotStarted(t *testing.T) {
+	for name, c := range map[string]struct {
+		known
+		culprit int
+	}{
+		"itself":                   {known{awaits: []int{3, 3, 3, -1}}, 3},
+		"one that is further back": {known{consumed: []uint64{9, 8, 9, 9}, awaits: []int{1, -1, 1, -1}}, 1},
+		"itself, where one is silent": {
+			known{consumed: []uint64{9, 9, 0, 9}, awaits: []int{3, 3, -1, -1}, silent: []int{2}}, 3},
+	} {
+		require.Equal(t, c.culprit, c.evidence(3).behind(-1, nil), name)
+	}
+	silent := known{last: []uint64{0, 0, 5, 5}, awaits: []int{-1, -1, -1, -1}, silent: []int{0, 1}}
+	list, culprit := silent.evidence(3).absent(5, -1)
+	require.Equal(t, []int{0, 1}, list)
+	require.Equal(t, -1, culprit)
+}
+
 // A rank that waits for its own device is the one that does not go on, unless a library moves the data: then the device may wait for any rank.
 func TestCulpritOfRanksAtTheirOwnGates(t *testing.T) {
 	for name, c := range map[string]struct {

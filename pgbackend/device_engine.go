@@ -30,6 +30,8 @@ type registeredEngine struct {
 	absent func(g *Group) error
 	// open makes the engine when the lane is opened.
 	open func(g *Group, run *runner.Group) (engine.Engine, error)
+	// captures reports whether a graph can hold the collective if this engine carries it out; nil: it can hold none.
+	captures func(op coll.Op) bool
 }
 
 // stagedEngine is the engine that every rank offers. cudaEngine is that of ranks with NVIDIA's GPUs who share them, or have no NCCL.
@@ -55,6 +57,7 @@ var deviceEngines = map[string]registeredEngine{
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			return g.cudaEngine(run, g.stagedEngine(run)), nil
 		},
+		captures: cuda.New(nil, cuda.Links{}).Supports,
 	},
 	stagedEngine: {
 		absent: func(*Group) error { return nil },
@@ -67,7 +70,7 @@ var deviceEngines = map[string]registeredEngine{
 // vendorLibrary is an engine that leaves collectives to a vendor's library. Where the ranks cannot use it, the next engine that all of
 // them offer does.
 func vendorLibrary[L vendor.Library](of string, library func() (L, error)) registeredEngine {
-	return registeredEngine{
+	e := registeredEngine{
 		vendor:  of,
 		library: true,
 		absent:  func(*Group) error { _, err := library(); return err },
@@ -81,6 +84,10 @@ func vendorLibrary[L vendor.Library](of string, library func() (L, error)) regis
 			return g.vendorEngine(vendor.Calls(l), run, others, without), err
 		},
 	}
+	if l, graphs := any(*new(L)).(vendor.GraphLibrary); graphs { // what it supports does not depend on the copy that is opened
+		e.captures = vendor.Calls(l).Supports
+	}
+	return e
 }
 
 func (g *Group) stagedEngine(run *runner.Group) *staged.Engine {

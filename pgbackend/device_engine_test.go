@@ -36,6 +36,7 @@ func testEngines(t *testing.T, lacking map[string][]string) (opened func(rank in
 	ranks := map[int]string{}
 	for name, why := range lacking {
 		deviceEngines[name] = registeredEngine{
+			captures: before[name].captures,
 			absent: func(g *Group) error {
 				if text := why[g.rank]; text != "" {
 					return errors.New(text)
@@ -196,32 +197,49 @@ func TestExplainEnginesOfADescribedGroup(t *testing.T) {
 	}
 }
 
-// Where a graph could hold a collective with another engine that all ranks offer, the refusal names it.
+// Where a graph could hold a collective with another engine that all ranks offer, the refusal names it. NCCL has no reductions of bits.
 func TestRefusalInACaptureNamesAnEngine(t *testing.T) {
 	real := openAccess
 	t.Cleanup(func() { openAccess = real })
 	openAccess = func(runner.Call, coll.Op) (device.Access, error) { return nil, device.ErrCaptured }
+	with := func(name string) string {
+		return ", or set SAGECOMM_ENGINE=" + name + " on all ranks: a graph can hold collectives of that engine"
+	}
+	sum := coll.Op{Kind: coll.AllReduce, Type: coll.Int32, Device: aDevice}
+	bits, p2p := sum, coll.Op{Kind: coll.Send, Type: coll.Uint8, Root: 1, Device: aDevice}
+	bits.Reduce = coll.BAnd
 	for _, c := range []struct {
+		set        string
 		nccl, cuda []string
-		want       string
+		ofSum      string // the end of the refusal
+		ofBits     string
 	}{
-		{[]string{"", ""}, []string{"", ""}, ", or set SAGECOMM_ENGINE=cuda on all ranks: a graph can hold collectives of that engine"},
-		{[]string{"", ""}, []string{"", "no GPU"}, ", or set SAGECOMM_ENGINE=nccl on all ranks"},
-		{[]string{"no GPU", "no GPU"}, []string{"no GPU", ""}, ""},
+		{"staged", []string{"", ""}, []string{"", ""}, with("cuda"), with("cuda")},
+		{"staged", []string{"", ""}, []string{"", "no GPU"}, with("nccl"), ""},
+		{"nccl", []string{"", ""}, []string{"", ""}, with("cuda"), with("cuda")},
+		{"nccl", []string{"", ""}, []string{"", "no GPU"}, "", ""},
+		{"staged", []string{"no GPU", "no GPU"}, []string{"no GPU", ""}, "", ""},
 	} {
 		testEngines(t, map[string][]string{"nccl": c.nccl, "cuda": c.cuda})
-		w := newWorldWith(t, 2, opTimeout, options{"engine": "staged"})
-		f := deviceSum(w.groups[0], 10)
-		if err := expect(f, coll.Invalid, "call it outside of the capture"+c.want); err != nil {
-			t.Error(err)
-		} else if c.want == "" && strings.Contains(f.Message, "SAGECOMM_ENGINE") {
-			t.Errorf("no engine helps: %s", f.Message)
-		}
-		_, f = w.groups[0].Issue(coll.Op{Kind: coll.Send, Type: coll.Uint8, Root: 1, Device: aDevice}, one(make([]byte, 4)), nil)
-		if err := expect(f, coll.Invalid, "call it outside of the capture"); err != nil {
-			t.Error(err)
-		} else if strings.Contains(f.Message, "SAGECOMM_ENGINE") {
-			t.Errorf("no graph holds p2p operations: %s", f.Message)
+		chosen := deviceEngines[c.set]
+		chosen.open = deviceEngines[stagedEngine].open
+		deviceEngines[c.set] = chosen
+		g := newWorldWith(t, 2, opTimeout, options{"engine": c.set}).groups[0]
+		for _, one := range []struct {
+			op   coll.Op
+			ends string
+		}{{sum, c.ofSum}, {bits, c.ofBits}, {p2p, ""}} { // no graph holds p2p operations
+			in := [][]byte{make([]byte, 4)}
+			out := in
+			if !one.op.Kind.Collective() {
+				out = nil
+			}
+			_, f := g.Issue(one.op, in, out)
+			if err := expect(f, coll.Invalid, "call it outside of the capture"); err != nil {
+				t.Error(err)
+			} else if !strings.HasSuffix(f.Message, "call it outside of the capture"+one.ends) {
+				t.Errorf("%s with nccl %q, cuda %q and %s set: %s", one.op.Name(), c.nccl, c.cuda, c.set, f.Message)
+			}
 		}
 	}
 }

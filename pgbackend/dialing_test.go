@@ -20,6 +20,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/transport/tcp"
+	"sagecomm/tests/quick"
 )
 
 // Another attempt is made as long as one address may still answer, and for a bounded time where no network leads to the process.
@@ -128,6 +129,9 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 		refused          bool
 	}{"closed": {-1, 1 + mostRefusals, true}, "reset": {0, 3, false}} {
 		t.Run(name, func(t *testing.T) {
+			if !c.refused {
+				quick.Skip(t, "it waits between attempts")
+			}
 			listener, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
 			l, to, _ := dialerTo(t, listener)

@@ -15,6 +15,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // fakeDevice is a device whose memory is slices and whose streams a goroutine carries out, one command after the other, of a
@@ -302,6 +303,15 @@ func (c *deviceCall) end(failed bool) {
 func onBothKinds(t *testing.T, test func(t *testing.T, waits bool)) {
 	t.Run("waits", func(t *testing.T) { test(t, true) })
 	t.Run("no waits", func(t *testing.T) { test(t, false) })
+}
+
+// waitingOnBothKinds is onBothKinds for a test that waits for a second. The quick tests run it on one kind.
+func waitingOnBothKinds(t *testing.T, test func(t *testing.T, waits bool)) {
+	if quick.Only() {
+		t.Run("waits", func(t *testing.T) { test(t, true) })
+		return
+	}
+	onBothKinds(t, test)
 }
 
 // fakeDevices gives each rank of the tests' groups a device, whose index is the rank.

@@ -13,6 +13,7 @@ import (
 
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
+	"sagecomm/tests/quick"
 )
 
 // A rank that gives up leaves no file and no arena behind, whichever step its peer did not reach.
@@ -152,7 +153,11 @@ func TestAllGiveUp(t *testing.T) {
 			return nil
 		})
 	}
-	for range 40 { // more than a process can have arenas
+	attempts := 40 // more than a process can have arenas
+	if quick.Only() {
+		attempts = 10
+	}
+	for range attempts {
 		attempt(options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})
 	}
 	newWorldWith(t, 2, opTimeout, options{"shm_attach": "tmpfs", "shm_dir": dir, "arena_size": "16M"})

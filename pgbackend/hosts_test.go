@@ -25,6 +25,7 @@ import (
 	"sagecomm/internal/env"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
+	"sagecomm/tests/quick"
 )
 
 // In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
@@ -97,6 +98,7 @@ func TestGroupsShareLinks(t *testing.T) {
 // A process that ends its links when its last group has ended costs those that it was linked to no new links for the groups that they make later.
 // One that goes away before it has said goodbye does.
 func TestOrderlyEndWearsNoLinks(t *testing.T) {
+	quick.Skip(t, "it waits for the ends of networks, and links are as good if they are made anew")
 	real := networkRest.Swap(int64(time.Millisecond))
 	defer networkRest.Store(real)
 	lasting := newHostsWorld(t, "01")
@@ -234,6 +236,7 @@ func TestMismatchWithoutDataOverHosts(t *testing.T) {
 
 // So is it where the data of one of two calls fits into channels: the rank that has sent it waits for another one later.
 func TestMismatchBehindDataOverHosts(t *testing.T) {
+	quick.Skip(t, "ranks compare their calls once a second")
 	w := newHostsWorld(t, "012")
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
 	list := w.eachFailure(func(g *Group) (f *coll.Failure) {
@@ -358,6 +361,9 @@ func TestSecretsOverHosts(t *testing.T) {
 // All operations, and the end of groups in order and by a death, where links have several data connections.
 func TestDataConnections(t *testing.T) {
 	for _, secure := range []bool{false, true} {
+		if secure && quick.Only() {
+			break // all operations again
+		}
 		var certified []options
 		if secure {
 			certified = wireSettings(t)
@@ -678,6 +684,9 @@ func TestDeathsWhileHostsMeet(t *testing.T) {
 		{joinedRound, coll.PeerFailure, "rank 2 (host"},
 	} {
 		t.Run(c.round, func(t *testing.T) {
+			if c.round != linkedRound {
+				quick.Skip(t, "each round takes seconds")
+			}
 			store := bootstrap.NewMemStore()
 			dying := &dyingStore{MemStore: store, round: c.round, die: func() { closeNodes(" 2") }}
 			errs := dying.lastRankDies(t, "001")
@@ -724,7 +733,7 @@ func closeNodes(suffix string) {
 	}
 }
 
-// requireNoNetworks waits until no network is open any more. Those of other tests end, too.
+// requireNoNetworks waits until no network is open any more. Those of other tests end, too. The quick tests do not wait for networkRest.
 func requireNoNetworks(t *testing.T) {
 	t.Helper()
 	p, left := Get(), ""
@@ -732,6 +741,10 @@ func requireNoNetworks(t *testing.T) {
 		left = ""
 		p.networks.mu.Lock()
 		for n := range p.networks.all {
+			if quick.Only() && n.users == 0 {
+				p.endNetwork(n)
+				continue
+			}
 			left += fmt.Sprintf(" %s (%d groups)", n.key.host, n.users)
 		}
 		p.networks.mu.Unlock()
@@ -778,7 +791,11 @@ func TestSecondTryOverHosts(t *testing.T) {
 // A group is destroyed right behind its making, and nothing of it is left.
 func TestDestroyAtOnceOverHosts(t *testing.T) {
 	eachAProcess(t)
-	for range 20 {
+	rounds := 20
+	if quick.Only() {
+		rounds = 5
+	}
+	for range rounds {
 		w, errs := tryWorld(t, 2, opTimeout, onHosts("01"))
 		for _, err := range errs {
 			require.NoError(t, err)

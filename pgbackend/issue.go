@@ -56,8 +56,8 @@ func (g *Group) issued(op coll.Op, err error) *coll.Failure {
 		}
 		var refused *engine.Refusal
 		if errors.As(err, &refused) {
-			if with := g.capturingEngine(op); with != "" && errors.Is(refused, device.ErrCaptured) {
-				return g.refuse(op, fmt.Errorf("%w, or set %s=%s on all ranks: a graph can hold collectives of that engine", refused, env.Engine.Name(), with))
+			if errors.Is(refused, device.ErrCaptured) {
+				return g.refuse(op, g.refusedInCapture(op, refused))
 			}
 			return g.refuse(op, refused)
 		}
@@ -66,17 +66,20 @@ func (g *Group) issued(op coll.Op, err error) *coll.Failure {
 	return nil
 }
 
-// capturingEngine returns an engine other than that of the group by which a graph can hold a collective, and which all ranks offer; "" if there is none.
-func (g *Group) capturingEngine(op coll.Op) string {
+// refusedInCapture returns the error of a call whose stream is being captured. It names an engine other than that of the group by which a graph
+// can hold the collective and which all ranks offer, if there is one.
+func (g *Group) refusedInCapture(op coll.Op, refused error) error {
 	if !op.Kind.Collective() {
-		return ""
+		return refused
 	}
 	for _, name := range []string{cudaEngine, ncclEngine} {
-		if c, known := g.deviceEngine.Candidate(name); known && len(c.Lacking) == 0 && g.deviceEngine.Engine != name {
-			return name
+		c, known := g.deviceEngine.Candidate(name)
+		captures := deviceEngines[name].captures
+		if known && len(c.Lacking) == 0 && g.deviceEngine.Engine != name && captures != nil && captures(op) {
+			return fmt.Errorf("%w, or set %s=%s on all ranks: a graph can hold collectives of that engine", refused, env.Engine.Name(), name)
 		}
 	}
-	return ""
+	return refused
 }
 
 // check returns a failure for a call that this rank may not make.

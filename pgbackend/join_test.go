@@ -265,28 +265,39 @@ func TestFinishOfARankThatNeededNothing(t *testing.T) {
 	}
 }
 
-// A thread that asks a group for its failure is inside the group, and no operation.
+// A thread that asks a group for its failure is inside the group, and no operation. So it is in a group that has
+// failed.
 func TestFinishBesideQuestions(t *testing.T) {
-	groups := joined(t, 2)
-	end := make(chan struct{})
-	var asking sync.WaitGroup
-	for range 2 {
-		asking.Go(func() {
-			for {
-				select {
-				case <-end:
-					return
-				default:
-					groups[0].run.Error()
-				}
+	for name, fails := range map[string]bool{"healthy": false, "failed": true} {
+		t.Run(name, func(t *testing.T) {
+			groups := joined(t, 2)
+			if fails {
+				groups[1].Abort("a test")
+			}
+			var asking sync.WaitGroup
+			defer asking.Wait()
+			end := make(chan struct{})
+			defer close(end)
+			for range 2 {
+				asking.Go(func() {
+					for {
+						select {
+						case <-end:
+							return
+						default:
+						}
+						if f := groups[0].run.Error(); (f != nil) != fails {
+							t.Error(f)
+							return
+						}
+					}
+				})
+			}
+			for range 3000 {
+				require.Nil(t, groups[0].Finish())
 			}
 		})
 	}
-	for range 3000 {
-		require.Nil(t, groups[0].Finish())
-	}
-	close(end)
-	asking.Wait()
 }
 
 // A shrink is not inside its parent while it waits for other ranks, so the parent can be destroyed meanwhile.

@@ -18,16 +18,16 @@ const (
 // destroyed have operations, which may be running. Otherwise it destroys the group: a peer fails only if it needs this rank later. An operation that
 // another goroutine issues meanwhile fails.
 func (g *Group) Leave(reason string) {
-	if g.outstanding() {
+	if g.Outstanding() {
 		g.Abort(reason)
 	} else if g.life.move(destroying) {
 		g.depart()
 	}
 }
 
-// outstanding reports whether the group has failed, or operations or control exchanges of this rank are not complete and will not be at
-// once.
-func (g *Group) outstanding() bool {
+// Outstanding reports whether the group has failed, or operations or control exchanges of this rank are not complete
+// and will not be at once, or graphs that were not destroyed have operations.
+func (g *Group) Outstanding() bool {
 	if !g.life.acquire() {
 		return false
 	}

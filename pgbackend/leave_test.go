@@ -110,24 +110,28 @@ func TestARankLeavesBehindAStream(t *testing.T) {
 	})
 }
 
-// A shrink that aborts its parent first leaves a parent with nothing outstanding as it is.
-func TestShrinkAbortsWhatIsOutstanding(t *testing.T) {
+// A shrink aborts its parent first if the caller has found something outstanding, and leaves it as it is otherwise,
+// whatever is called since.
+func TestShrinkAbortsItsParent(t *testing.T) {
 	for name, c := range map[string]struct {
 		aborts Aborts
 		issue  bool
 		fails  bool
 	}{
-		"nothing":     {AbortOutstanding, false, false},
-		"a recv":      {AbortOutstanding, true, true},
-		"not issued":  {AbortAnyway, false, true},
-		"not aborted": {NoAbort, true, false},
+		"nothing":      {AbortsElsewhere, false, false},
+		"a later recv": {AbortsElsewhere, true, false},
+		"a recv":       {AbortsHere, true, true},
+		"not issued":   {AbortsHere, false, true},
+		"not aborted":  {NoAbort, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			groups := joined(t, 3)
 			end := func() {}
+			require.False(t, groups[0].Outstanding())
 			if c.issue {
 				work, f := groups[0].Issue(coll.Op{Kind: coll.Recv, Type: coll.Uint8, Root: 2, Async: true}, nil, one(make([]byte, 4)))
 				require.Nil(t, f)
+				require.True(t, groups[0].Outstanding())
 				end = func() {
 					_ = finish(work)
 					work.Release()
@@ -164,8 +168,8 @@ func TestWhichShrinkHasAborted(t *testing.T) {
 		require.NoError(t, err)
 		destroyAll(rest)
 	}
-	shrink([]int{0, 1, 2}, []int{3}, AbortOutstanding) // nothing is
-	shrink([]int{1, 2}, []int{0, 3}, AbortAnyway)
+	shrink([]int{0, 1, 2}, []int{3}, AbortsElsewhere) // nothing is outstanding
+	shrink([]int{1, 2}, []int{0, 3}, AbortsHere)
 	for rank, want := range []bool{false, true, true, false} {
 		require.NotNil(t, groups[rank].failed())
 		require.Equal(t, want, groups[rank].AbortedByShrink(), "rank %d", rank)

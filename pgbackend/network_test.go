@@ -3,6 +3,8 @@ package pgbackend
 import (
 	"strings"
 	"testing"
+
+	"sagecomm/tests/quick"
 )
 
 // The processes of a group dial those with higher identities all at the same time, and have proved nothing yet. None of them makes room for another
@@ -12,6 +14,9 @@ func TestProcessesOfAGroupAreNoStrangers(t *testing.T) {
 	mostStrangers = 1
 	defer func() { mostStrangers = before }()
 	size := 24
+	if quick.Only() {
+		size = 8
+	}
 	w := newHostsWorld(t, strings.Repeat("01234567", size/8))
 	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
 	w.destroy()

@@ -13,6 +13,7 @@ import (
 	"sagecomm/algo/plan"
 	"sagecomm/algo/sendrecv"
 	"sagecomm/internal/coll"
+	"sagecomm/tests/quick"
 )
 
 // worldBy returns a group that carries out a kind by a sendrecv algorithm, in chunks of the given length, or of the greatest length
@@ -149,6 +150,9 @@ func TestMessagesCarryOutEveryCollective(t *testing.T) {
 	if testing.Short() {
 		sizes = []int{2, 3, 5}
 	}
+	if quick.Only() {
+		sizes = []int{3}
+	}
 	for _, size := range sizes {
 		t.Run(fmt.Sprintf("%d ranks", size), func(t *testing.T) {
 			eachSendRecvAlgorithm(t, anyKind, func(t *testing.T, kind coll.Kind, algorithm string) {
@@ -171,7 +175,11 @@ func TestMessagesCarryOutEveryCollective(t *testing.T) {
 
 // Messages have the greatest length that a channel allows and use its places several times.
 func TestMessagesOfFullLength(t *testing.T) {
-	eachSendRecvAlgorithm(t, func(k coll.Kind) bool { return k != coll.Barrier }, func(t *testing.T, kind coll.Kind, algorithm string) {
+	kinds := func(k coll.Kind) bool { return k != coll.Barrier }
+	if quick.Only() {
+		kinds = func(k coll.Kind) bool { return k == coll.AllReduce }
+	}
+	eachSendRecvAlgorithm(t, kinds, func(t *testing.T, kind coll.Kind, algorithm string) {
 		w := worldBy(t, 4, kind, algorithm, 0, nil)
 		x := transfer{kind, 1, 1, equalLength(1<<20 + 12)}
 		w.each(func(g *Group) error { return g.try(x, coll.Op{}) })
@@ -180,7 +188,11 @@ func TestMessagesOfFullLength(t *testing.T) {
 
 // Algorithms for several hosts, on ranks that only report different hosts.
 func TestMessagesBetweenHosts(t *testing.T) {
-	for _, shape := range [][2]int{{2, 2}, {2, 4}, {3, 2}, {4, 1}} {
+	shapes := [][2]int{{2, 2}, {2, 4}, {3, 2}, {4, 1}}
+	if quick.Only() {
+		shapes = shapes[:1]
+	}
+	for _, shape := range shapes {
 		hosts, each := shape[0], shape[1]
 		t.Run(fmt.Sprintf("%d hosts of %d", hosts, each), func(t *testing.T) {
 			hierarchical := func(k coll.Kind) bool {
@@ -205,7 +217,11 @@ func reducing(k coll.Kind) bool { return k.Reduces() }
 // PREMUL_SUM and AVG of every type, in place and out of place.
 func TestMessagesOfEveryTypeAndReduction(t *testing.T) {
 	const size, count = 4, 700 // several chunks
-	eachSendRecvAlgorithm(t, reducing, func(t *testing.T, kind coll.Kind, algorithm string) {
+	kinds := reducing
+	if quick.Only() {
+		kinds = func(k coll.Kind) bool { return k == coll.AllReduce }
+	}
+	eachSendRecvAlgorithm(t, kinds, func(t *testing.T, kind coll.Kind, algorithm string) {
 		w := worldBy(t, size, kind, algorithm, 1024, nil)
 		for dtype := range coll.DataTypeCount {
 			for op := range coll.ReduceOpCount {

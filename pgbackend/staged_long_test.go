@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sagecomm/internal/coll"
+	"sagecomm/tests/quick"
 )
 
 // A long operation takes no more than 8 MiB of pinned memory where the streams of the device can wait, and has the bits of the host.
@@ -20,6 +21,9 @@ func TestLongOperationsGoThroughWindows(t *testing.T) {
 		tune string
 	}{{coll.AllReduce, ""}, {coll.AllReduce, "all_reduce:ring"}, {coll.Reduce, ""}, {coll.Broadcast, ""}} {
 		t.Run(fmt.Sprint(e.kind, " ", e.tune), func(t *testing.T) {
+			if e.tune != "" {
+				quick.Skip(t, "the same with another algorithm")
+			}
 			useNewPool(t)
 			devices := fakeDevices(t, 2, 8, true)
 			w := newWorldWith(t, 2, time.Minute, map[string]string{"tune": e.tune})
@@ -72,6 +76,9 @@ func TestPinnedMemoryOfOperationsInFlight(t *testing.T) {
 		block int // bytes
 	}{{coll.AllReduce, 4 << 20}, {coll.AllToAll, 28 << 20}} {
 		t.Run(e.kind.String(), func(t *testing.T) {
+			if e.kind != coll.AllReduce {
+				quick.Skip(t, "much memory")
+			}
 			useNewPool(t)
 			devices := fakeDevices(t, 2, 8, true)
 			issued := make(chan struct{}, 2)
@@ -126,6 +133,9 @@ func TestLongBlocksGoThroughWindows(t *testing.T) {
 		{coll.ReduceScatter, "", false, 4 * (count + 9)}, {coll.ReduceScatter, "", true, 0}, {coll.ReduceScatter, "reduce_scatter:ring", false, 0},
 	} {
 		t.Run(fmt.Sprint(e.kind, " ", e.tune, " in place: ", e.inPlace, ", split at ", e.split), func(t *testing.T) {
+			if e.tune != "" {
+				quick.Skip(t, "the same with another algorithm")
+			}
 			useNewPool(t)
 			devices := fakeDevices(t, 3, 8, true)
 			w := newWorldWith(t, 3, time.Minute, map[string]string{"tune": e.tune})

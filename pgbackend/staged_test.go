@@ -13,6 +13,7 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/engine/staged"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // useNewPool gives the process a pool of its own for a test, and returns it.
@@ -85,6 +86,9 @@ func TestStagedCollectives(t *testing.T) {
 	seeds := uint64(6)
 	if testing.Short() {
 		seeds = 2
+	}
+	if quick.Only() {
+		seeds = 1
 	}
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		for _, n := range []int{1, 2, 3} {
@@ -338,7 +342,7 @@ func TestRefusedOnDevices(t *testing.T) {
 
 // The timeout of an operation on a device begins when the stream of the rank has reached it.
 func TestTimeoutBeginsWithTheInput(t *testing.T) {
-	onBothKinds(t, func(t *testing.T, waits bool) {
+	waitingOnBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
 		devices := fakeDevices(t, 2, 6, waits)
 		w := newWorld(t, 2)
@@ -365,7 +369,7 @@ func TestTimeoutBeginsWithTheInput(t *testing.T) {
 
 // A rank whose stream is late has called the operation. The timeout of the others says so, and names it.
 func TestTimeoutNamesTheRankWhoseStreamIsLate(t *testing.T) {
-	onBothKinds(t, func(t *testing.T, waits bool) {
+	waitingOnBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
 		devices := fakeDevices(t, 3, 7, waits)
 		w := newWorld(t, 3)

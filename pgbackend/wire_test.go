@@ -20,6 +20,7 @@ import (
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/transport/tcp"
+	"sagecomm/tests/quick"
 )
 
 var wireSeed = flag.Uint64("wire.seed", 0, "of TestWire: what is random follows from it; 0: another one each time")
@@ -101,6 +102,9 @@ func TestWireWhileLinksAreProbed(t *testing.T) {
 	faults := []string{"reset", "truncate", "stall", "fragments", "damaged_header", "replay"}
 	if testing.Short() {
 		faults = faults[:4] // the others may take seconds
+	}
+	if quick.Only() {
+		faults = faults[:2]
 	}
 	for _, fault := range faults {
 		for _, tls := range []bool{false, true} {

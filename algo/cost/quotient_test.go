@@ -73,7 +73,7 @@ func TestPlayersStandForAllRanks(t *testing.T) {
 	seen := map[family]bool{}
 	for _, width := range []int{1, 2, 8} {
 		for _, hosts := range []int{8, 12, 25, 64} {
-			if testing.Short() && hosts == 64 && width == 8 {
+			if testing.Short() && hosts*width > 100 { // many ranks take seconds
 				continue
 			}
 			for _, f := range families {

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sagecomm/tests/quick"
 )
 
 // A rank that has ended is not waited for; what it and others had written counts; and those that are missing are named
@@ -54,6 +56,9 @@ func TestWatchfulStoreDoesNotWaitForThoseAhead(t *testing.T) {
 
 func TestWatchfulStoreWaitsForTheLiving(t *testing.T) {
 	onStores(t, func(t *testing.T, s Store) {
+		if _, plain := s.(*MemStore); !plain {
+			quick.Skip(t, "each store takes a second")
+		}
 		store := Watchful(s, 2, func() bool { return false }, nobodyAhead)
 		time.AfterFunc(2*watchSlice+watchSlice/2, func() { _ = s.Set("k", []byte("late")) })
 		if value, err := store.Get("k", ample); err != nil || string(value) != "late" {

@@ -42,7 +42,7 @@ const (
 // Incident is an event that a driver met in an operation and that Go has to diagnose.
 type Incident struct {
 	Code     Code
-	Peer     int
+	Peer     int // -1: the operation has not started
 	Sequence uint64
 	Op       coll.Op
 	Sent     bool // of a recv: a rank has called the matching send, whose payload has not come

@@ -205,7 +205,10 @@ void scr_drain(scr_group *g) {
 static int oldest_collective(scr_group *g, scr_incident *out) {
   if (!scr_drive_lock(g)) return -1;
   scr_run *r = g->coll.external_head ? scr_external_block(g, g->coll.external_head) : queue_first(g);
-  if (r) scr_describe_incident(r, SCR_INCIDENT_TIMEOUT, out);
+  if (r) {
+    scr_describe_incident(r, SCR_INCIDENT_TIMEOUT, out);
+    if (!r->coll.started) out->peer = -1;
+  }
   scr_drive_unlock(g);
   return r != NULL;
 }

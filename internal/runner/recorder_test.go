@@ -106,6 +106,22 @@ func TestFlightStates(t *testing.T) {
 	}
 }
 
+// An operation that has not started waits for no rank, so none is named, not even rank 0.
+func TestOldestOperationAwaitsNobodyBeforeItStarts(t *testing.T) {
+	r := recorded(t, 1)
+	run := r.run(sumOf(10), 7)
+	run.queue()
+	for _, peer := range []int{-1, 0, 2} {
+		if peer >= 0 {
+			run.await(peer)
+		}
+		got, found, driven := r.Oldest()
+		if !found || driven || got.Sequence != 7 || got.Peer != peer {
+			t.Errorf("found %v, driven %v, #%d, peer %d, expected %d", found, driven, got.Sequence, got.Peer, peer)
+		}
+	}
+}
+
 func TestFlightThatWasWrittenOverStaysSo(t *testing.T) {
 	r := recorded(t, 3)
 	slow := r.run(coll.Op{Kind: coll.Send, Type: coll.Int8, Root: 1, In: 1}, 0)

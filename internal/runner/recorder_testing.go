@@ -40,6 +40,10 @@ static void scr_test_queue(scr_group *g, scr_run *r) {
   g->queue_tail = r;
   scr_spin_unlock(&g->queue_lock);
 }
+static void scr_test_await(scr_run *r, int peer) {
+  r->coll.started = 1;
+  r->peer = peer;
+}
 static void scr_test_start(scr_group *g, scr_run *r) { scr_note_started(g, r); }
 static void scr_test_finish(scr_group *g, scr_run *r, int source, _Bool ok) {
   r->source = source;
@@ -90,6 +94,10 @@ func (r *recording) run(op coll.Op, seq uint64) recordedRun {
 }
 
 func (r recordedRun) queue() { C.scr_test_queue(r.g, r.c) }
+
+// await makes the operation one that has started and waits for a peer.
+func (r recordedRun) await(peer int) { C.scr_test_await(r.c, C.int(peer)) }
+
 func (r recordedRun) start() { C.scr_test_start(r.g, r.c) }
 
 // finish completes the operation. source is the rank whose send a recv has received, else -1.

@@ -299,7 +299,8 @@ uint64_t scr_group_unfinished(const scr_group *g);
 /* Whether an operation that was issued has ended with the failure of the group. */
 bool scr_group_has_failed(const scr_group *g);
 /* Describes an operation that is not complete as one that has timed out: the first collective, or the first p2p operation if there is no
- * collective. Returns 1, or 0 if all are complete, or -1 if a thread drives the collectives. */
+ * collective. Its `peer` is -1 if it has not started, and so waits for none yet. Returns 1, or 0 if all are complete, or -1 if a thread
+ * drives the collectives. */
 int scr_group_oldest(scr_group *g, scr_incident *out);
 
 /* Declares a failure. `record` is Go's, at most SCR_FAILURE_BYTES. Returns the rank whose record is the first cause:

@@ -16,6 +16,7 @@ import (
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
+	"sagecomm/tests/quick"
 )
 
 const soon = 20 * time.Second
@@ -275,6 +276,7 @@ func TestGiveUp(t *testing.T) {
 
 // Both may give up at the same time.
 func TestBothGiveUp(t *testing.T) {
+	quick.Skip(t, "it waits for a second, as TestGiveUp does")
 	a, b := pairOfEnds(t)
 	for _, e := range []*end{a, b} {
 		e.pair.lanes[runner.HostLane].own.Left().Store(gaveUp)
@@ -295,6 +297,7 @@ func TestBothGiveUp(t *testing.T) {
 // A process that ends right after it has given up, as it does normally, has given up: the memory of the other one can be given back, and no
 // failure is told.
 func TestGiveUpBeforeAnExit(t *testing.T) {
+	quick.Skip(t, "it waits for seconds")
 	a, b := pairOfEnds(t)
 	a.mu.Lock()
 	m := a.pumps[a.pair.Link]
@@ -355,7 +358,10 @@ func TestPump(t *testing.T) {
 	own := a.pair.lanes[runner.HostLane].own
 	own.Channel(1, 2).Store(offset)
 	in := b.pair.lanes[runner.HostLane].channels[2].in
-	const messages = 10
+	messages := uint64(10)
+	if quick.Only() {
+		messages = 2 // every other one waits for the pump, for a second
+	}
 	for n := uint64(1); n <= messages; n++ {
 		room := a.pair.lanes[runner.HostLane].shadow.Taken(0, 2)
 		require.Eventually(t, func() bool { return n <= room.Load()+runner.ChannelPlaces }, soon, time.Millisecond)

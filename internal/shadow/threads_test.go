@@ -13,6 +13,7 @@ import (
 
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // In these tests threads push, poll and attend as drivers do, while the pair or its link ends. The race detector looks on.
@@ -198,7 +199,11 @@ func TestPairsEndBesideThreadsThatPoll(t *testing.T) {
 	defer polling.end()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	for n := range uint64(10) {
+	rounds := uint64(10)
+	if quick.Only() {
+		rounds = 3
+	}
+	for n := range rounds {
 		var pairs [2]*Pair
 		var frees [2]func()
 		var both threads

@@ -1,6 +1,6 @@
-/* device.c calls collectives, sends and recvs on memory of a device from C, without torch and without a bridge: the library
- * orders them by the vendor's runtime. Two processes, several operations in one stream that nobody waits for on the host, and
- * a stream that is late, and what the library finds out about memory.
+/* device.c calls collectives, sends and recvs on memory of a device from C, without torch and without a bridge: the
+ * library orders them by the vendor's runtime. Two processes, several operations in one stream that nobody waits for on
+ * the host, and a stream that is late, and what the library finds out about memory.
  * Usage: device LIBRARY DIRECTORY cuda|npu */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -92,8 +92,8 @@ static void accept(int32_t status, sagecomm_work work, const sagecomm_error *err
   if (status == SAGECOMM_PENDING) api->release(work);
 }
 
-/* Sends and recvs in one stream, alone and in one call with an all_reduce, of which the recv comes first. What one round
- * receives the next one sends. */
+/* Sends and recvs in one stream, alone and in one call with an all_reduce, of which the recv comes first. What one
+ * round receives the next one sends. */
 static void exchanges(sagecomm_group group, void *stream) {
   static const int lengths[] = {1, 1000, 100000};
   for (int k = 0; k < 3; k++) {

@@ -1,5 +1,5 @@
-/* file_store.h: a store for processes of one machine: one file per key in a directory, renamed into place so that readers
- * see all of it or nothing. */
+/* file_store.h: a store for processes of one machine: one file per key in a directory, renamed into place so that
+ * readers see all of it or nothing. */
 #ifndef FILE_STORE_H
 #define FILE_STORE_H
 

@@ -1,4 +1,5 @@
-/* graphs.c captures collectives into CUDA graphs from C, without torch, and launches them again and again with other inputs.
+/* graphs.c captures collectives into CUDA graphs from C, without torch, and launches them again and again with other
+ * inputs.
  * Usage: graphs LIBRARY DIRECTORY RANKS [LAUNCH], where the last rank dies in that launch */
 #define _GNU_SOURCE
 #include <dlfcn.h>

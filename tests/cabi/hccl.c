@@ -1,6 +1,6 @@
-/* hccl.c is linked to libsagecomm_hccl.so. Its ranks, processes or threads, call each function of the library, on host memory or, as
- * `npu`, on memory of devices of AscendCL.
- * As `leaves`, rank 0 of 3 exits without a farewell, and the others go on.
+/* hccl.c is linked to libsagecomm_hccl.so. Its ranks, processes or threads, call each function of the library, on host
+ * memory or, as `npu`, on memory of devices of AscendCL. As `leaves`, rank 0 of 3 exits without a farewell, and the
+ * others go on.
  * Usage: hccl processes|threads|leaves|npu RANKS */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -348,8 +348,8 @@ static void *joins_without_a_device(void *argument) {
   return NULL;
 }
 
-/* A communicator that was made on a thread without a device, in a group call with another one: its operations on pinned memory come
- * behind what the stream of the caller's device holds. */
+/* A communicator that was made on a thread without a device, in a group call with another one: its operations on pinned
+ * memory come behind what the stream of the caller's device holds. */
 static void made_without_a_device(HcclComm comm, int size) {
   struct joining {
     HcclComm comm;

@@ -1,5 +1,6 @@
-/* join.c makes groups at unique ids, without a store of its own: ranks as processes, as threads of one process, and all in one
- * call; the id comes from a process that is no rank, or from the last rank. Groups are split, and made anew without a rank that has died.
+/* join.c makes groups at unique ids, without a store of its own: ranks as processes, as threads of one process, and all
+ * in one call; the id comes from a process that is no rank, or from the last rank. Groups are split, and made anew
+ * without a rank that has died.
  * Usage: join LIBRARY processes|threads|call|server-dies|rank-dies RANKS */
 #define _GNU_SOURCE
 #include <dlfcn.h>

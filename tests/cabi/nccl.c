@@ -1,7 +1,5 @@
 /* nccl.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks, processes or threads, call each
- * function of the
- * library on host memory.
- * As `leaves`, rank 0 of 3 exits without a farewell, and the others go on.
+ * function of the library on host memory. As `leaves`, rank 0 of 3 exits without a farewell, and the others go on.
  * Usage: nccl processes|threads|leaves RANKS */
 #include "nccl_ranks.h"
 

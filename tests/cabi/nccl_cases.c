@@ -6,8 +6,7 @@
 #include <dlfcn.h>
 
 /* An operation that a thread of the library carries out fails. Its text is the last error of a thread that asks without
- * a communicator, if
- * that has none that is newer. */
+ * a communicator, if that has none that is newer. */
 static void texts(int size) {
   ncclComm_t comm = communicator(size, 0);
   expect(ncclCommCount(comm, NULL), ncclInvalidArgument, NULL, "ncclCommCount");
@@ -255,8 +254,7 @@ static void shrinks(int size) {
 }
 
 /* A communicator is shrunk with an abort. Rank 0 has an operation then; the others call theirs behind the shrink,
- * `at_once` or when the
- * new communicator is ready. Only the call that began before is no error. */
+ * `at_once` or when the new communicator is ready. Only the call that began before is no error. */
 static void calls_behind_a_shrink(int size, bool at_once) {
   int last = size - 1;
   ncclResult_t state = ncclSuccess;

@@ -1,7 +1,7 @@
 /* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
- * one case on host memory:
- * what a group call that fails leaves, and what a shrink that aborts has to do with other calls.
- * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|others|stuck|crosses RANKS */
+ * one case on host memory: what a group call that fails leaves, and what a shrink that aborts has to do with other
+ * calls.
+ * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|later|others|stuck|crosses RANKS */
 #include "nccl_play.h"
 
 /* An id that is refused at once. */
@@ -224,6 +224,35 @@ static void late(int size) {
   OK(ncclCommAbort(comm));
 }
 
+/* A call behind a shrink is not outstanding for it, also where the shrink waits for its turn: the idle parent stays as
+ * it is. The call waits for rank 1, which makes it when the shrink is complete. */
+static void later(int size) {
+  ncclComm_t comm = communicator(size, 0), first = NULL, child = NULL;
+  int32_t value = my_rank == 1 ? 7 : -1;
+  int last = size - 1;
+  if (size > 2 && my_rank != last) {
+    if (my_rank > 0) meet();
+    CHECK(ncclCommShrink(comm, &last, 1, &first, NULL, NCCL_SHRINK_DEFAULT) == ncclInProgress);
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    if (my_rank == 0) {
+      CHECK(ncclRecv(&value, 1, ncclInt32, 1, comm, NULL) == ncclInProgress);
+      meet();
+    }
+    settle(first, ncclInProgress);
+    settle(child, ncclInProgress);
+    if (my_rank == 1) settle(comm, ncclSend(&value, 1, ncclInt32, 0, comm, NULL));
+    settle(comm, ncclInProgress);
+    CHECK(my_rank > 1 || value == 7);
+    OK(ncclCommDestroy(first));
+    OK(ncclCommDestroy(child));
+  } else {
+    meet();
+  }
+  meet();
+  CHECK(sum(comm, 1) == size);
+  OK(ncclCommDestroy(comm));
+}
+
 /* A rank that was shrunk once, and is left out when others shrink and abort the communicator later, hears of that. */
 static void others(int size) {
   if (size < 3) return;
@@ -270,7 +299,7 @@ static void stuck(int size) {
     for (int i = 0; i < (my_rank == 0 ? 1 : 2); i++) {
       state = ncclInProgress;
       while (state == ncclInProgress) OK(ncclCommGetAsyncError(ended[i], &state));
-      expect(state, ncclRemoteError, ended[i], "the parent was shrunk meanwhile");
+      expect(state, ncclRemoteError, ended[i], " shrunk"); /* by this rank, or by a peer that was first */
       OK(ncclCommAbort(ended[i]));
     }
     settle(comm, ncclInProgress);
@@ -305,7 +334,7 @@ static void crosses(int size) {
 
 static const struct play cases[] = {{"colors", colors},       {"colorless", colorless}, {"queued", queued},
                                     {"aborted", aborted},     {"issues", issues},       {"beside", beside},
-                                    {"collected", collected}, {"late", late},           {"others", others},
-                                    {"stuck", stuck},         {"crosses", crosses}};
+                                    {"collected", collected}, {"late", late},           {"later", later},
+                                    {"others", others},       {"stuck", stuck},         {"crosses", crosses}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

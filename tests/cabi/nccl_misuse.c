@@ -1,8 +1,8 @@
 /* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
- * one case on host memory:
- * a wrong call is refused on the rank that makes it, no other communicator waits for it, and none is harmed.
- * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints RANKS
- * */
+ * one case on host memory: a wrong call is refused on the rank that makes it, no other communicator waits for it, and
+ * none is harmed.
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints
+ * RANKS */
 #include "nccl_play.h"
 
 static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
@@ -132,14 +132,27 @@ static void states(int size) {
   OK(ncclCommAbort(other));
 }
 
-/* A failure is printed once, however often a program asks for it. */
+/* A failure is printed once, however often a program asks for it, and so is that a communicator is not ready yet. */
 static void prints(int size) {
-  ncclComm_t comm = communicator(size, 1);
+  ncclComm_t comm = communicator(size, 1), child = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclResult_t state = ncclSuccess;
   char file[] = "/tmp/printed-XXXXXX", text[4096] = "";
-  int fd = mkstemp(file), before = dup(2), lines = 0;
+  int fd = mkstemp(file), before = dup(2), lines = 0, asked = -1;
   int32_t value = 1;
   CHECK(fd >= 0 && unlink(file) == 0 && setenv("NCCL_DEBUG", "WARN", 1) == 0 && dup2(fd, 2) == 2);
+  config.blocking = 0;
+  if (my_rank != 0) meet();
+  CHECK(ncclCommSplit(comm, 0, my_rank, &child, &config) == ncclInProgress);
+  for (int i = 0; my_rank == 0 && i < 10; i++) { /* the others have not begun */
+    expect(ncclCommCount(child, &asked), ncclInvalidArgument, child, "ncclCommCount: the previous call");
+    expect(ncclCommUserRank(child, &asked), ncclInvalidArgument, child, "ncclCommUserRank: the previous call");
+  }
+  if (my_rank == 0) meet();
+  settle(child, ncclInProgress);
+  CHECK(ncclCommCount(child, &asked) == ncclSuccess && asked == size);
+  OK(ncclCommDestroy(child));
+  meet();
   if (my_rank == 0) OK(ncclCommAbort(comm));
   if (my_rank != 0) {
     CHECK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, NULL) == ncclRemoteError);
@@ -151,8 +164,8 @@ static void prints(int size) {
   }
   CHECK(dup2(before, 2) == 2 && pread(fd, text, sizeof text - 1, 0) >= 0);
   for (const char *at = text; (at = strstr(at, "NCCL WARN")) != NULL; at++) lines++;
-  if (lines != (my_rank == 0 ? 0 : 3)) fprintf(stderr, "%s\n", text);
-  CHECK(lines == (my_rank == 0 ? 0 : 3));
+  if (lines != (my_rank == 0 ? 1 : 3)) fprintf(stderr, "%s\n", text);
+  CHECK(lines == (my_rank == 0 ? 1 : 3));
 }
 
 /* A communicator whose finalization has failed gives that error from then on. */

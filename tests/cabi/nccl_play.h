@@ -1,6 +1,5 @@
 /* nccl_play.h: the frame of the programs over libsagecomm_nccl.so whose ranks are processes and play one case on host
- * memory. It is included
- * once in a program, before anything else. */
+ * memory. It is included once in a program, before anything else. */
 #include "nccl_ranks.h"
 
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* two_processes.c uses libsagecomm.so from C, without Python and torch: two processes, a store made of files, an all_reduce
- * with every way to wait for it, and the refusal in a forked child.
+/* two_processes.c uses libsagecomm.so from C, without Python and torch: two processes, a store made of files, an
+ * all_reduce with every way to wait for it, and the refusal in a forked child.
  * Usage: two_processes LIBRARY DIRECTORY */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -85,6 +85,7 @@ static void fork_with_group(sagecomm_group group) {
     CHECK(api->group_abort(group, "no", &err) == SAGECOMM_FORKED);
     CHECK(api->group_leave(group, "no", &err) == SAGECOMM_FORKED);
     CHECK(api->group_shrunk(group, &err) == SAGECOMM_FORKED);
+    CHECK(api->group_outstanding(group, &err) == SAGECOMM_FORKED);
     CHECK(api->group_fail(group, &err, SAGECOMM_HOST, &err) == SAGECOMM_FORKED);
     CHECK(api->group_destroy(group, &err) == SAGECOMM_FORKED);
     CHECK(api->group_create(NULL, &group, &err) == SAGECOMM_FORKED);
@@ -168,6 +169,7 @@ static void run(const char *library, char *dir) {
   CHECK(api->group_destroy(group, &err) == SAGECOMM_INVALID);
   CHECK(api->group_leave(group, "no", &err) == SAGECOMM_INVALID);
   CHECK(api->group_shrunk(group, &err) == SAGECOMM_INVALID);
+  CHECK(api->group_outstanding(group, &err) == SAGECOMM_INVALID);
   CHECK(api->issue(group, &wrong, &work, NULL, NULL) == SAGECOMM_INVALID); /* err may be NULL */
   CHECK(api->wait(work, 0, &err) == SAGECOMM_INVALID);
   api->shutdown();

@@ -33,6 +33,12 @@ void fake_settle_after(int slices) {
   fake.slices = fake.patient = fake.stopped = 0;
   fake.unsettled = slices;
 }
+/* All operations are complete now. */
+void fake_settle(void) {
+  pthread_mutex_lock(&fake.lock);
+  fake.unsettled = 0;
+  pthread_mutex_unlock(&fake.lock);
+}
 /* From now on groups that are destroyed turn out to have failed with that status. */
 void fake_last_status(int status) { fake.last_status = status; }
 
@@ -128,6 +134,7 @@ int fake_groups(void) { return fake.groups; }
 int fake_slices(void) { return fake.slices; }
 int fake_patient(void) { return fake.patient; }
 int fake_stopped(void) { return fake.stopped; }
+int fake_aborted(void) { return fake.aborted; }
 int fake_shutdowns(void) { return fake.shutdowns; }
 int fake_calls(void) { return fake.calls; }
 int64_t fake_timeout_set(void) { return fake.timeout_ns; }

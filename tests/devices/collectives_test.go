@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/coll"
+	"sagecomm/tests/quick"
 )
 
 const n = 24 // elements of a block
@@ -147,7 +148,10 @@ func TestCollectivesOfLibraries(t *testing.T) {
 			for _, schedule := range []string{"lazy", "eager", "random"} {
 				t.Run(fmt.Sprint(size, " ", schedule), func(t *testing.T) {
 					if testing.Short() && (size == 4) != (schedule == "random") {
-						t.Skip("the quick tests have one schedule for 4 ranks, and two for 2")
+						t.Skip("with -short there is one schedule for 4 ranks, and two for 2")
+					}
+					if schedule == "eager" {
+						quick.Skip(t, "the quick tests have one schedule for each size")
 					}
 					all(t, size, only(v), everywhere(size, "EMULATOR_SCHEDULE="+schedule), func(r *rank) {
 						r.reductions()
@@ -173,6 +177,9 @@ func TestCollectivesOfLibraries(t *testing.T) {
 func TestCollectivesInStreamsOfAFramework(t *testing.T) {
 	for _, schedule := range []string{"lazy", "eager", "random"} {
 		t.Run(schedule, func(t *testing.T) {
+			if schedule != "random" {
+				quick.Skip(t, "the quick tests have one schedule")
+			}
 			all(t, 2, only(vendors[0]), everywhere(2, "EMULATOR_SCHEDULE="+schedule, bridgeVariable+"=1"), func(r *rank) {
 				r.reductions()
 				r.movements(coll.Float32)

@@ -29,6 +29,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/tests/devices/raw"
+	"sagecomm/tests/quick"
 )
 
 const (
@@ -106,7 +107,7 @@ func command(ctx context.Context, t *testing.T, libraries string, variables []st
 	for _, name := range strings.Split(t.Name(), "/") {
 		pattern = append(pattern, "^"+name+"$")
 	}
-	cmd := exec.CommandContext(ctx, self, "-test.run="+strings.Join(pattern, "/"))
+	cmd := exec.CommandContext(ctx, self, fmt.Sprint("-test.short=", testing.Short()), "-test.run="+strings.Join(pattern, "/"))
 	cmd.WaitDelay = time.Second
 	cmd.Env = append(os.Environ(), insideVariable+"="+t.Name(), "LD_LIBRARY_PATH="+libraries, "EMULATOR_KICK_MS=0", "EMULATOR_STALL_S=20")
 	if libraries != "" { // so that C code finds the emulator's annotations
@@ -124,6 +125,9 @@ func schedules() (list [][]string) {
 	seeds := 8
 	if testing.Short() {
 		seeds = 2
+	}
+	if quick.Only() {
+		seeds = 1
 	}
 	if all := os.Getenv("SEEDS"); all != "" {
 		n, err := strconv.Atoi(all)

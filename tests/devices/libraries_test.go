@@ -19,6 +19,7 @@ import (
 	"sagecomm/internal/engine/cncl"
 	"sagecomm/internal/engine/hccl"
 	"sagecomm/tests/devices/framework"
+	"sagecomm/tests/quick"
 )
 
 // sum begins an all_reduce, which the library carries out.
@@ -335,6 +336,9 @@ func TestWhyThereIsNoLibrary(t *testing.T) {
 			"it is there": {func(t *testing.T) string { return onlyIn(t, v.library, collectives[v.name]) }, ""},
 		} {
 			t.Run(what, func(t *testing.T) {
+				if what == "a function is absent" || what == "it is this project's" {
+					quick.Skip(t, "it links a library")
+				}
 				isolated(t, c.libraries(t), nil, func(t *testing.T) {
 					err := opened(v)
 					if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
@@ -354,7 +358,11 @@ func TestEachFailingCallOfALibrary(t *testing.T) {
 			"cnrtMemcpyAsync_V2"},
 	}
 	eachVendor(t, func(t *testing.T, v vendor) {
-		for _, function := range functions[v.name] {
+		list := functions[v.name]
+		if quick.Only() {
+			list = list[:2] // a call of each table, some of which take a second
+		}
+		for _, function := range list {
 			t.Run(function, func(t *testing.T) {
 				all(t, 2, only(v), nil, func(r *rank) {
 					r.begin()
@@ -480,6 +488,9 @@ func TestBuffersOfACallThatWaits(t *testing.T) {
 		"without a bridge": {bridgeVariable + "=", func(*rank) {}, "no access to the streams of the device (sagecomm_op.bridge)" + kept},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "kept" && name != "refused" {
+				quick.Skip(t, "each case waits for a second")
+			}
 			variables := recordedIn(filepath.Join(t.TempDir(), "calls"), c.bridge)
 			list := ranks(t, 2, only(v), variables, func(r *rank) {
 				r.begin()

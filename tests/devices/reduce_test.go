@@ -24,6 +24,7 @@ import (
 	"sagecomm/internal/device/cuda"
 	"sagecomm/internal/kernels"
 	"sagecomm/tests/devices/raw"
+	"sagecomm/tests/quick"
 )
 
 // builtDriver builds the emulated driver of CUDA once. It reports whether NVIDIA's headers are there.
@@ -135,6 +136,9 @@ func TestReductionsOfCUDAHaveTheBitsOfTheCPU(t *testing.T) {
 		if testing.Short() { // the others take seconds
 			inputs, counts = []int{1, 3}, []int{17, 1027}
 		}
+		if quick.Only() {
+			inputs, counts = inputs[1:], counts[1:]
+		}
 		r := rand.New(rand.NewSource(1))
 		reductions := 0
 		for dtype := range coll.DataTypeCount {
@@ -152,7 +156,9 @@ func TestReductionsOfCUDAHaveTheBitsOfTheCPU(t *testing.T) {
 						}
 					}
 				}
-				b.compare(r, op, dtype, layout{2, 16411, 0, -1}) // threads that reduce several packs
+				if op == coll.Sum || !quick.Only() {
+					b.compare(r, op, dtype, layout{2, 16411, 0, -1}) // threads that reduce several packs
+				}
 			}
 		}
 		if reductions < 103*len(inputs)*len(counts)*2*2 {

@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"sagecomm/tests/quick"
 )
 
 // runCore builds and runs all tests of the core, those of the checker among them. A test whose order is up to a schedule
@@ -33,10 +35,14 @@ func TestCore(t *testing.T) {
 	if output, err := exec.CommandContext(t.Context(), python, "build.py", "core_test").CombinedOutput(); err != nil {
 		t.Fatalf("building: %v\n%s", err, output)
 	}
-	runProgram(t, nil, "build/core_test")
+	var environment []string
+	if quick.Only() {
+		environment = fewerSeeds
+	}
+	runProgram(t, environment, "build/core_test")
 }
 
-// Sanitizers make processes slow to start and to end, and one thread runs all tasks whatever the seed is.
+// For the quick tests; and sanitizers make processes slow to start and to end, and one thread runs all tasks whatever the seed is.
 var fewerSeeds = []string{"EMULATOR_ROUNDS=20", "EMULATOR_SEEDS=2"}
 
 func TestCoreUnderAddressSanitizer(t *testing.T) {

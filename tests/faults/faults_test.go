@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 var (
@@ -37,6 +39,9 @@ func TestCells(t *testing.T) {
 	if testing.Short() {
 		limit = min(limit, 10*time.Second)
 	}
+	if quick.Only() {
+		limit = min(limit, 5*time.Second)
+	}
 	s := testSetup(t)
 	var out bytes.Buffer
 	err := s.matrix("", limit, 2, &out)
@@ -51,6 +56,9 @@ func TestDeaths(t *testing.T) {
 	n := *deathsOf
 	if testing.Short() {
 		n = min(n, 8)
+	}
+	if quick.Only() {
+		n = min(n, 4)
 	}
 	s := testSetup(t)
 	var out bytes.Buffer

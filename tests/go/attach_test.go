@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sagecomm/tests/quick"
 )
 
 // Each way to map a peer's memory, forced, carries a loop of all_reduces.
@@ -12,6 +14,9 @@ func TestAttach(t *testing.T) {
 	for _, method := range []string{"proc", "scm", "tmpfs", "proc,scm,tmpfs"} {
 		for _, size := range []int{2, 4} {
 			t.Run(fmt.Sprintf("%s, %d ranks", method, size), func(t *testing.T) {
+				if size > 2 {
+					quick.Skip(t, "two ranks suffice")
+				}
 				dir := t.TempDir()
 				list := start(t, size, map[string]string{"shm_attach": method, "shm_dir": dir})
 				create(t, list, "g", 0)

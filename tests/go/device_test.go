@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 // deviceProgram builds tests/cabi/device.c and the emulator's library of a vendor, and returns a function that runs a part of the program
@@ -60,13 +62,16 @@ func emulatedProgram(t *testing.T, source, emulated string) func(t *testing.T, a
 }
 
 // seeds returns under how many seeds of the random schedule a test runs a program: SEEDS, which `make test-streams` sets, else
-// long, with -short fewer.
+// long, with -short fewer, in the quick tests one.
 func seeds(t *testing.T, long, short int) int {
 	t.Helper()
 	if all := os.Getenv("SEEDS"); all != "" {
 		n, err := strconv.Atoi(all)
 		require.NoError(t, err)
 		return n
+	}
+	if quick.Only() {
+		return min(short, 1)
 	}
 	if testing.Short() {
 		return short
@@ -85,6 +90,9 @@ func TestCProgramOnADevice(t *testing.T) {
 		{"npu", "staged", 12, 6},
 	} {
 		t.Run(c.name+" "+c.engine, func(t *testing.T) {
+			if c.engine == "cuda" {
+				quick.Skip(t, "its kernels are interpreted; test_cuda_engine.py runs them as well")
+			}
 			run := deviceProgram(t, c.name, "collectives")
 			t.Parallel()
 			cProgramOnADevice(t, run, "SAGECOMM_ENGINE="+c.engine, seeds(t, c.seeds, c.short))
@@ -93,7 +101,10 @@ func TestCProgramOnADevice(t *testing.T) {
 }
 
 func cProgramOnADevice(t *testing.T, run func(t *testing.T, variables ...string) (string, error), engine string, seeds int) {
-	schedules := []string{"lazy 1", "eager 1", "threaded 1"}
+	schedules, mostQueues := []string{"lazy 1", "eager 1", "threaded 1"}, 3
+	if quick.Only() {
+		schedules, mostQueues = schedules[:1], 1 // each takes a second
+	}
 	for seed := range seeds {
 		schedules = append(schedules, fmt.Sprint("random ", seed+1))
 	}
@@ -105,7 +116,7 @@ func cProgramOnADevice(t *testing.T, run func(t *testing.T, variables ...string)
 		}
 	}
 	// Streams that share a queue of the hardware block each other where one waits for the host.
-	for queues := range 3 {
+	for queues := range mostQueues {
 		output, err := run(t, engine, "EMULATOR_SCHEDULE=random", fmt.Sprint("EMULATOR_QUEUES=", queues+1))
 		if err != nil {
 			t.Errorf("with %d hardware queues: %v\n%s", queues+1, err, output)
@@ -115,10 +126,14 @@ func cProgramOnADevice(t *testing.T, run func(t *testing.T, variables ...string)
 
 // A C program asks where memory is and what a factor in the memory of a device will be, without a group.
 func TestPlacesAndFactorsOnADevice(t *testing.T) {
+	schedules := []string{"lazy", "random", "eager", "threaded"}
+	if quick.Only() {
+		schedules = schedules[:2] // no operation runs meanwhile
+	}
 	for _, name := range []string{"cuda", "npu"} {
 		t.Run(name, func(t *testing.T) {
 			run := deviceProgram(t, name, "places")
-			for _, schedule := range []string{"lazy", "eager", "threaded", "random"} {
+			for _, schedule := range schedules {
 				output, err := run(t, "EMULATOR_SCHEDULE="+schedule, "EMULATOR_SEED=1")
 				require.NoErrorf(t, err, "%s: %s", schedule, output)
 			}
@@ -160,7 +175,11 @@ func TestDriverThatIsTooOld(t *testing.T) {
 // Where the device has no event left, the operation fails with the driver's text, and its peer fails too. No process hangs.
 func TestEventsRunOut(t *testing.T) {
 	run := deviceProgram(t, "cuda", "collectives")
-	for first := 1; first <= 40; first += 13 {
+	most := 40
+	if quick.Only() {
+		most = 14 // each takes a second
+	}
+	for first := 1; first <= most; first += 13 {
 		output, err := run(t, "EMULATOR_SCHEDULE=random", fmt.Sprintf("EMULATOR_FAULTS=cuEventCreate@%d+=out_of_memory", first))
 		if err == nil || !strings.Contains(output, "CUDA_ERROR_OUT_OF_MEMORY") {
 			t.Errorf("no event from the event %d on: %v\n%s", first, err, output)

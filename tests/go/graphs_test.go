@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 // A C program has collectives in CUDA graphs, without torch. It launches them in turns with operations outside of graphs, aborts the group
@@ -33,6 +35,7 @@ func TestGraphsOfACProgram(t *testing.T) {
 
 // A rank dies while graphs of all ranks are running.
 func TestAPeerOfGraphsDies(t *testing.T) {
+	quick.Skip(t, "each launch takes seconds; TestGraphsOfACProgram is quick")
 	run := emulatedProgram(t, "graphs.c", "cuda")
 	t.Parallel()
 	launches := []int{1, 8}

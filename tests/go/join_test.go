@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 // joinProgram builds tests/cabi/join.c and returns a function that runs it with so many ranks.
@@ -46,6 +48,11 @@ func TestRanksMeetAtUniqueIDs(t *testing.T) {
 func TestProcessesThatDieBeforeTheyHaveJoined(t *testing.T) {
 	run := joinProgram(t)
 	for _, mode := range []string{"server-dies", "rank-dies"} {
-		t.Run(mode, func(t *testing.T) { run(t, mode, 3) })
+		t.Run(mode, func(t *testing.T) {
+			if mode == "server-dies" {
+				quick.Skip(t, "it waits for seconds")
+			}
+			run(t, mode, 3)
+		})
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 // facadeOf builds the facade of NCCL from its sources, with the core beside it, into a folder where the dynamic linker finds it under
@@ -149,7 +151,8 @@ func TestFacadeRefusesMisuse(t *testing.T) {
 
 // What a group call that fails leaves, and what a shrink that aborts has to do with other calls.
 func TestFacadeInGroupCalls(t *testing.T) {
-	playCases(t, "nccl_groups", "colors", "colorless", "queued", "aborted", "issues", "beside", "collected", "late", "others", "stuck", "crosses")
+	playCases(t, "nccl_groups", "colors", "colorless", "queued", "aborted", "issues", "beside", "collected", "late", "later",
+		"others", "stuck", "crosses")
 }
 
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.
@@ -160,7 +163,7 @@ func playCases(t *testing.T, file string, cases ...string) {
 		for _, size := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
 				t.Parallel()
-				if size > 3 && testing.Short() {
+				if size > 3 && testing.Short() || size < 3 && quick.Only() {
 					t.Skip("three ranks suffice")
 				}
 				ranksAgree(t, program, name, fmt.Sprint(size))
@@ -185,6 +188,9 @@ func TestFacadeOnHostMemory(t *testing.T) {
 	sizes := []int{1, 2, 3, 4, 8}
 	if testing.Short() {
 		sizes = []int{2, 3}
+	}
+	if quick.Only() {
+		sizes = sizes[1:]
 	}
 	for _, how := range []string{"processes", "threads", "leaves"} {
 		for _, size := range sizes {

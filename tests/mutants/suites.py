@@ -39,7 +39,7 @@ PYTHON = {
         "-k",
         "behind_an_error or beside_graphs or capture_fails or running",
     ],
-    "scripted": ["tests/python/test_shim_work.py", "-k", "written"],
+    "scripted": ["tests/python/test_shim_work.py", "-k", "written or abort_ends"],
     "vendors": ["tests/python/test_vendor_devices.py", "-k", "launch and (calls or waits)"],
 }
 # Packages, then the tests of them; all tests if no pattern follows.
@@ -50,7 +50,7 @@ GO = {
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
-    "destroys": ["./pgbackend", "-run", "Destroy"],
+    "destroys": ["./pgbackend", "-run", "Destroy|Stopped"],
     "commands": ["./internal/engine/cuda", "-run", "Commands|Streams|Barrier|Values"],
     "gates": ["./internal/engine/vendor", "-run", "Gate"],
     "engines": [f"./internal/engine/{name}" for name in ("staged", "vendor", "nccl", "cuda")],
@@ -93,6 +93,7 @@ def environment(tree: Path, seeds: int) -> dict[str, str]:
         "TEST_HANG_BOUND_S": str(HANG_BOUND_S),
         **os.environ,
         "SEEDS": str(seeds),
+        "TEST_THOROUGH": "1",  # also what is too long for `make test` (tests/quick)
         "PYTHONPATH": str(tree / "torch_ext"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -241,6 +241,50 @@ def reconfigured_behind_a_failure(rank: int, size: int, store: str) -> None:
         x = full(mine())
         dist.all_reduce(x)  # the new members are there, whatever was raised
         expect(x, SUM)
+    leave()
+
+
+def reconfigured_in_vain_behind_a_failure(rank: int, size: int, store: str, call: bool) -> None:
+    """An operation of the old members has failed, and no call has raised that. reconfigure() is aborted when they have
+    gone, so the next one raises it, if no operation that is called meanwhile has."""
+    me = Member(rank, size, store)
+    me.reconfigure(1, 0, 1)
+    warm()
+    meet("warm")
+    if rank == 0:
+        backend = c10d._get_default_group()._get_backend(accelerator())
+
+        def abort() -> None:
+            with suppress(RuntimeError):  # there are no members
+                for _ in range(60_000):
+                    backend.stats_json()
+                    time.sleep(0.001)
+            backend.abort()
+
+        backend.register_abort_hook(1, abort)  # the end of the old members waits for it
+        hurry(None)
+        read_what_is_undefined()
+    meet("failed")
+    if rank == 0:
+        with pytest.raises(sagecomm.Aborted, match="before its next members had met"):
+            me.reconfigure(2, 0, 1)
+        backend.unregister_abort_hook(1)
+    else:
+        me.reconfigure(2, 0, 1)
+    meet("aborted")
+    if rank == 0:
+        late = pytest.raises(sagecomm.CollectiveTimeout, match=r"all_reduce #2 .*rank 1")
+        if call:
+            with late:
+                dist.all_reduce(full(mine()))
+        with nullcontext() if call else late:
+            me.reconfigure(3, 0, 1)
+        backend._set_default_timeout(MINUTE)
+    else:
+        me.reconfigure(3, 0, 1)
+    x = full(mine())
+    dist.all_reduce(x)
+    expect(x, SUM)
     leave()
 
 

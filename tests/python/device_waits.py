@@ -210,7 +210,8 @@ def batch_of_several_senders(rank: int, size: int, store: str) -> None:
 
 
 def wait_in_a_capture(rank: int, size: int, store: str) -> None:
-    """A graph cannot wait for an operation that was issued before its capture began. The capture goes on."""
+    """A graph cannot wait for an operation that was issued before its capture began, and need not if that is known to
+    be complete. The capture goes on."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
     x, y = full(mine()), full(1)
     dist.all_reduce(x)
@@ -225,6 +226,14 @@ def wait_in_a_capture(rank: int, size: int, store: str) -> None:
     expect(x, 2 * SUM)
     graph.replay()
     expect(y, 2)
+    work = dist.all_reduce(x, async_op=True)
+    torch.cuda.synchronize()
+    while not work.is_completed():
+        pass
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        y += 1
+        work.wait()
+    expect(x, 4 * SUM)
     cuda_holds.check()
     dist.destroy_process_group()
 

@@ -89,6 +89,7 @@ def start(path: str) -> None:
         "fake_core"
     )  # otherwise torch's recorder registers hooks of its own
     dist.init_process_group("fake_core", store=dist.HashStore(), rank=0, world_size=2)
+    gc.freeze()  # `run` collects garbage after each scenario, and need not look at all that torch has made
 
 
 def create(options: object, _pg_options: object) -> object:

@@ -149,11 +149,56 @@ def abort_ends_the_wait_at_the_end_of_a_group() -> None:
     with subgroup() as made:
         direct = made._get_backend(CPU)
         fake.fake_settle_after(FOR_EVER)
-        thread = threading.Thread(target=lambda: (fake.fake_await_slices(2), direct.abort()))
+        aborted: list[int] = []
+
+        def abort(direct=direct) -> None:
+            fake.fake_await_slices(2)
+            direct.abort()
+            aborted.append(fake.fake_aborted())
+            fake.fake_settle()
+
+        thread = threading.Thread(target=abort)
         thread.start()
         direct.shutdown()
         thread.join(60)
+        assert aborted == [1]
         assert not fake.fake_stopped()
+
+
+@scenario
+def ctrl_c_while_another_thread_ends_a_group() -> None:
+    """The signal is the main thread's: the other one waits on, until the group is aborted."""
+    groups = fake.fake_groups()
+    made = dist.new_group([0, 1], backend="fake_core")
+    direct = made._get_backend(CPU)
+    raised: list[BaseException] = []
+    over = threading.Event()
+
+    def end(made=made) -> None:
+        try:
+            dist.destroy_process_group(made)
+        except BaseException as error:
+            raised.append(error)
+        over.set()
+
+    fake.fake_settle_after(FOR_EVER)
+    thread = threading.Thread(target=end, daemon=True)
+
+    def begin_and_wait() -> None:
+        thread.start()  # the signal comes when it has waited, so not before this call
+        over.wait()
+
+    with interrupt_when(lambda: fake.fake_await_slices(2)):
+        raises(KeyboardInterrupt, begin_and_wait)
+    fake.fake_await_slices(fake.fake_slices() + 2)
+    assert not over.is_set()
+    direct.abort()
+    aborted = fake.fake_aborted()
+    fake.fake_settle()
+    thread.join(60)
+    assert (aborted, fake.fake_stopped(), raised) == (1, 0, [])
+    assert made not in c10d._world.pg_map
+    assert fake.fake_groups() == groups
 
 
 @scenario

@@ -154,6 +154,7 @@ def test_abort_hooks_may_raise_and_call_the_group(world: WorldOf) -> None:
 # ---- the end of the process ----
 
 
+@pytest.mark.long
 def test_the_process_waits_for_an_abort_hook_that_runs() -> None:
     script = """
         import sagecomm

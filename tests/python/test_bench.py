@@ -62,6 +62,7 @@ def test_gloo_beside_sagecomm(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_settings_of_a_compared_group():
     said = programs.command("bench", *QUICK, "--compare", "sagecomm?tune=all_reduce:ring&spin=5", "--csv")
     assert said.status == 0, said.errors
@@ -70,15 +71,17 @@ def test_settings_of_a_compared_group():
     assert all(row["wrong"] == "0" for row in read)
 
 
-@pytest.mark.parametrize(
-    "how", [("--async", "-m", "3"), ("--coalesce",), ("--coalesce", "--async", "-m", "2"), ("--overlap",), ("--cold",)]
-)
+WAYS = [("--async", "-m", "3"), ("--coalesce",), ("--coalesce", "--async", "-m", "2"), ("--overlap",), ("--cold",)]
+
+
+@pytest.mark.parametrize("how", quickly(WAYS[:1], WAYS))
 def test_ways_of_calling(how):
     rows = rows_of(programs.command("bench", "all_reduce,all_gather", *QUICK, *how, "--compare", "gloo", "--json"))
     assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in rows)
     assert all((row["both_us"] is not None) == ("--overlap" in how) for row in rows)
 
 
+@pytest.mark.long
 def test_what_a_backend_refuses_is_named_and_the_rest_is_measured():
     asked = ("bench", "-d", "uint16,float32", "-o", "bor,max", "--bytes", "8", "-n", "2", "--compare", "gloo")
     said = programs.command(*asked)
@@ -97,6 +100,7 @@ def test_what_a_backend_refuses_is_named_and_the_rest_is_measured():
 SMALL = "import sagecomm._bench.measuring as measuring\nmeasuring.room_per_rank = lambda: 5000\n"
 
 
+@pytest.mark.long
 def test_what_needs_more_memory_than_is_free_is_left_out():
     said = programs.run(SMALL + programs.command_line("bench", *QUICK, "--json"))
     assert [row["bytes"] for row in rows_of(said)] == [8]
@@ -124,6 +128,7 @@ def test_wrong_elements_fail_the_run():
     assert row["wrong"] == 4  # two on each rank
 
 
+@pytest.mark.long
 def test_ranks_that_torchrun_starts():
     asked = ("bench", "all_reduce,scatter", *QUICK, "-r", "all", "--compare", "gloo", "--json")
     with programs.Programs(programs.command_line(*asked), 3) as ranks:
@@ -157,7 +162,7 @@ def test_a_rank_that_dies_is_named(backend):
     assert "Traceback" not in said.errors.splitlines()[-1]
 
 
-@pytest.mark.parametrize("backend", quickly(["sagecomm"], ["sagecomm", "gloo"]))
+@pytest.mark.parametrize("backend", quickly([], ["sagecomm", "gloo"]))
 def test_survivors_under_torchrun_name_the_rank_that_died(backend):
     asked = ("bench", *QUICK, "--compare", "gloo")
     with programs.Programs(DYING.replace("BACKEND", backend) + programs.command_line(*asked), 3) as ranks:
@@ -211,6 +216,7 @@ def stub(folder: Path, behaviour: str) -> str:
     return f"mpi={path}"
 
 
+@pytest.mark.long
 def test_an_external_peer_takes_turns_with_the_others(tmp_path):
     peer = stub(tmp_path, "answer")
     said = programs.command("bench", "all_reduce,barrier", *QUICK, "--compare", f"gloo,{peer}", "--json")
@@ -223,6 +229,7 @@ def test_an_external_peer_takes_turns_with_the_others(tmp_path):
     assert len([row for row in rows if row["backend"] == "gloo"]) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("behaviour", "says"), [("fail", "did not start: RuntimeError: the stub does not start"), ("die", "has ended")]
 )
@@ -234,6 +241,7 @@ def test_an_external_peer_that_fails_is_named(tmp_path, behaviour, says):
     assert peer in said.errors.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_an_external_peer_without_its_interpreter_is_named():
     said = programs.command("bench", *QUICK, "--compare", "vllm=/nowhere/python")
     assert said.status == 1
@@ -286,26 +294,29 @@ def test_wrong_arguments_are_refused(wrong, says, capsys):
     assert says in capsys.readouterr().err
 
 
+TOGETHER = [
+    (["-e", "4"], "-e 4 is less than -b 8"),
+    (["-f", "2", "-i", "8"], "-f or -i, not both"),
+    (["-f", "1"], "sizes must grow"),
+    (["-i", "0"], "sizes must grow"),
+    (["--bytes", "8", "-b", "8"], "goes with none of -b, -e, -f and -i"),
+    (["--bytes", "0"], "a size is at least 1 byte"),
+    (["--json", "--csv"], "--json or --csv, not both"),
+    (["broadcast", "--coalesce"], "--coalesce cannot be measured for broadcast"),
+    (["send_recv", "--async"], "--async and --overlap cannot be measured for send_recv"),
+    (["--overlap", "-I"], "--overlap or -I, not both"),
+    (["--compare", "mpi", "--cold"], "--compare mpi has synchronous operations on one buffer only"),
+    (["--compare", "mpi=/nowhere/mpiexec"], "needs /nowhere/mpiexec, which is not there"),
+    (["--compare", "gluu"], "there is no backend 'gluu': --compare takes "),
+    (["--compare", "gloo?spin=2"], "settings are for sagecomm, gloo has none"),
+    (["-J", "/nowhere/x.json"], "/nowhere/x.json cannot be written"),
+    (["--bytes", "8", "broadcast", "-r", "7"], "-r 7 is no rank of a group of 2"),
+]
+
+
+# Each starts a process.
 @pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (["-e", "4"], "-e 4 is less than -b 8"),
-        (["-f", "2", "-i", "8"], "-f or -i, not both"),
-        (["-f", "1"], "sizes must grow"),
-        (["-i", "0"], "sizes must grow"),
-        (["--bytes", "8", "-b", "8"], "goes with none of -b, -e, -f and -i"),
-        (["--bytes", "0"], "a size is at least 1 byte"),
-        (["--json", "--csv"], "--json or --csv, not both"),
-        (["broadcast", "--coalesce"], "--coalesce cannot be measured for broadcast"),
-        (["send_recv", "--async"], "--async and --overlap cannot be measured for send_recv"),
-        (["--overlap", "-I"], "--overlap or -I, not both"),
-        (["--compare", "mpi", "--cold"], "--compare mpi has synchronous operations on one buffer only"),
-        (["--compare", "mpi=/nowhere/mpiexec"], "needs /nowhere/mpiexec, which is not there"),
-        (["--compare", "gluu"], "there is no backend 'gluu': --compare takes "),
-        (["--compare", "gloo?spin=2"], "settings are for sagecomm, gloo has none"),
-        (["-J", "/nowhere/x.json"], "/nowhere/x.json cannot be written"),
-        (["--bytes", "8", "broadcast", "-r", "7"], "-r 7 is no rank of a group of 2"),
-    ],
+    ("wrong", "says"), [*TOGETHER[:2], *(pytest.param(*case, marks=pytest.mark.long) for case in TOGETHER[2:])]
 )
 def test_options_that_do_not_go_together_are_refused(wrong, says):
     said = programs.command("bench", *wrong)

@@ -69,6 +69,7 @@ def with_wrappers() -> None:
     sums(ruled)
 
 
+@pytest.mark.long
 def test_under_torchs_debug_level_detail(fresh_world: Callable[..., World]) -> None:
     fresh_world(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).run(with_wrappers)
 
@@ -270,6 +271,7 @@ AGAIN = """
 """
 
 
+@pytest.mark.long
 def test_one_job_after_another_in_one_store() -> None:
     with Programs(AGAIN, 2) as ranks:
         for name in "gloo", "sagecomm", "gloo", "sagecomm":
@@ -288,6 +290,7 @@ LONGER = """
 """
 
 
+@pytest.mark.long
 def test_a_process_may_have_begun_more_jobs_than_its_peer(tmp_path: Path) -> None:
     with Programs(LONGER, 2, {"ALONE": str(tmp_path / "store")}) as ranks:
         assert ranks.lines() == ["2"] * 2

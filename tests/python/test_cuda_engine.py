@@ -30,7 +30,7 @@ def settings_for(schedule: Schedule, devices: int) -> dict[str, str]:
 
 
 @quick_if_lazy
-@pytest.mark.parametrize("place", quickly([(4, 2)], PLACES), ids=str)
+@pytest.mark.parametrize("place", quickly([(2, 2)], PLACES), ids=str)
 def test_programs(cuda_bed: CudaBed, schedule: Schedule, place: tuple[int, int]) -> None:
     size, devices = place
     settings = settings_for(schedule, devices)
@@ -45,12 +45,12 @@ def test_random_programs(cuda_bed: CudaBed, schedule: Schedule, place: tuple[int
     cuda_bed.ranks("device_cuda:in_group", size, devices, "program", schedule.seed, seed=schedule.seed, **settings)
 
 
-@pytest.mark.parametrize("size", quickly([3], [1, 2, 3, 8]))
+@pytest.mark.parametrize("size", quickly([2], [1, 2, 3, 8]))
 def test_bits(cuda_bed: CudaBed, size: int) -> None:
     cuda_bed.ranks("device_cuda:in_group", size, 1, "bits", **SETTINGS)
 
 
-@pytest.mark.parametrize("of", quickly([(2, 1)], [(2, 1), (3, 1), (4, 1), (2, 6)]), ids=str)
+@pytest.mark.parametrize("of", quickly([], [(2, 1), (3, 1), (4, 1), (2, 6)]), ids=str)
 def test_borders_of_chunks(cuda_bed: CudaBed, of: tuple[int, int]) -> None:
     size, chunks = of
     cuda_bed.ranks("device_cuda:in_group", size, 1, "borders", chunks, **SETTINGS)
@@ -81,7 +81,7 @@ def test_a_rank_leaves_before_the_backward(cuda_bed: CudaBed, how: str) -> None:
         assert re.match("PeerFailure: .*Connection closed by peer: rank 2 .* has left the group", text), text
 
 
-@pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "eager", "random"]))
+@pytest.mark.parametrize("schedule", quickly([], ["lazy", "eager", "random"]))
 def test_factors_on_the_device(cuda_bed: CudaBed, schedule: str) -> None:
     cuda_bed.ranks("device_cuda:factors", 2, **SETTINGS, schedule=schedule)
 
@@ -113,7 +113,7 @@ def test_an_abort_while_kernels_load(cuda_bed: CudaBed) -> None:
 
 
 @pytest.mark.parametrize("engine", quickly(["cuda"], ["cuda", "staged"]))
-@pytest.mark.parametrize("schedule", quickly(["lazy"], ["lazy", "eager", "random"]))
+@pytest.mark.parametrize("schedule", quickly([], ["lazy", "eager", "random"]))
 def test_p2p_beside_calls_that_wait(cuda_bed: CudaBed, schedule: str, engine: str) -> None:
     settings = {**STREAM_WAITS, "SAGECOMM_ENGINE": engine, "schedule": schedule}
     cuda_bed.ranks("device_p2p:beside_calls_that_wait", 2, **settings)
@@ -124,6 +124,7 @@ def test_rows_do_not_wait_for_another_thread(cuda_bed: CudaBed, engine: str) -> 
     cuda_bed.ranks("device_cuda:rows_beside_another_thread", 2, **SETTINGS | {"SAGECOMM_ENGINE": engine})
 
 
+@pytest.mark.long
 def test_rows_do_not_wait_for_a_handler(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_cuda:rows_beside_a_handler", 2, **SETTINGS)
 
@@ -135,6 +136,7 @@ def test_an_output_that_cannot_be_written(cuda_bed: CudaBed) -> None:
         assert "no copies here; peers hold the operation for complete, so make a new group" in text
 
 
+@pytest.mark.long
 def test_an_output_that_cannot_be_written_in_a_capture(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_cuda:unwritten_in_a_capture", 2, **SETTINGS)
 
@@ -174,6 +176,7 @@ def test_links_choose_the_algorithm(cuda_bed: CudaBed, devices: int) -> None:
     assert after.endswith(shared if devices == 1 else apart)
 
 
+@pytest.mark.long
 def test_memory_is_given_back(cuda_bed: CudaBed) -> None:
     for bytes_in_use in cuda_bed.ranks("device_cuda:many_communicators", 2, **SETTINGS):
         assert bytes_in_use <= ARENA + PAGE_OF_FILES
@@ -192,7 +195,7 @@ WITHOUT_FILES = {
 }
 
 
-@pytest.mark.parametrize("case", quickly(["one opens none"], WITHOUT_FILES))
+@pytest.mark.parametrize("case", quickly([], WITHOUT_FILES))
 @pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_slots_by_handles(cuda_bed: CudaBed, tmp_path: Path, case: str, devices: int) -> None:
     settings = {**SETTINGS, "schedule": "random", "EMULATOR_DEVICES": str(devices)}
@@ -235,6 +238,7 @@ def test_what_ranks_do_without_the_engine(cuda_bed: CudaBed, case: str) -> None:
         assert re.search(reason, text), text
 
 
+@pytest.mark.long
 def test_a_shortage_costs_one_group_the_engine(cuda_bed: CudaBed) -> None:
     faults = "cuIpcGetMemHandle@1=out_of_memory;cuMemExportToShareableHandle@1+=not_supported"
     settings = SETTINGS | {"SAGECOMM_ENGINE": "auto", "EMULATOR_FAULTS": faults, "NCCL_COMM_BLOCKING": "1"}

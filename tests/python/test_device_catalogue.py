@@ -12,13 +12,15 @@ import torch
 
 import device_catalogue
 from cuda_bed import CudaBed
-from device_bed import EMULATOR, Schedule, Worlds, built, by_turns
+from device_bed import EMULATOR, Schedule, Worlds, built, quick_if_lazy
+from selection import quickly
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
 
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 
-@by_turns("queue", ["streams", "launch queue"])
+@pytest.mark.parametrize("queue", quickly(["streams"], ["streams", "launch queue"]))
+@quick_if_lazy
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     for program in device_catalogue.PROGRAMS:
@@ -26,7 +28,8 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
 
 
 @needs_cuda
-@by_turns("driver", ["waits", "no waits"])
+@pytest.mark.parametrize("driver", quickly(["waits"], ["waits", "no waits"]))
+@quick_if_lazy
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule, driver: str) -> None:
     cuda_bed.ranks(
         "device_catalogue:under_fake_cuda",

@@ -30,6 +30,7 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         world.run(checked, program)
 
 
+@pytest.mark.long
 @needs_cuda
 @quick_if_lazy
 def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import fake_cuda
 from cuda_bed import CudaBed
 from device_ends import SOON_S
+from selection import quickly
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
@@ -55,6 +56,7 @@ def processes(tmp_path: Path, call: str) -> list[subprocess.Popen[str]]:
     ]
 
 
+@pytest.mark.long
 def test_a_thread_that_outlives_the_main_thread(cuda_bed: CudaBed, tmp_path: Path) -> None:
     """It may wait for peers as long as operations may take."""
     ranks = processes(tmp_path, "a_thread_ends_the_group(rank, 2, store)")
@@ -68,6 +70,7 @@ def test_a_thread_that_outlives_the_main_thread(cuda_bed: CudaBed, tmp_path: Pat
     assert said[0][0] == "the sum is there\n", said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["nothing", "exit handler"])
 def test_a_process_that_ends(cuda_bed: CudaBed, tmp_path: Path, how: str) -> None:
     """Its end waits for peers as briefly as where an exception is being handled."""
@@ -85,12 +88,19 @@ def test_a_process_that_ends(cuda_bed: CudaBed, tmp_path: Path, how: str) -> Non
             process.communicate()
 
 
+@pytest.mark.long
 @keeps_members
 def test_reconfigure_behind_a_failure(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_ends:reconfigured_behind_a_failure", 2, **SETTINGS)
 
 
 @keeps_members
-@pytest.mark.parametrize("to", [1, 2])
+@pytest.mark.parametrize("call", quickly([True], [False, True]))
+def test_reconfigure_in_vain_behind_a_failure(cuda_bed: CudaBed, call: bool) -> None:
+    cuda_bed.ranks("device_ends:reconfigured_in_vain_behind_a_failure", 2, call, **SETTINGS)
+
+
+@keeps_members
+@pytest.mark.parametrize("to", quickly([2], [1, 2]))
 def test_reconfigure_with_an_operation(cuda_bed: CudaBed, to: int) -> None:
     cuda_bed.ranks("device_ends:reconfigured_with_an_operation", 2, to, **SETTINGS)

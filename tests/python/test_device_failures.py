@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
-from device_bed import Schedule, under_schedules
+from device_bed import Schedule, quick_if_random, under_schedules
 from selection import quickly
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -27,7 +27,7 @@ BEDS = {
 beds = pytest.mark.parametrize("bed", BEDS)
 
 
-@beds
+@pytest.mark.parametrize("bed", quickly(["staged"], BEDS))
 @pytest.mark.parametrize("schedule", quickly(["random"], ["lazy", "random"]))
 def test_a_peer_that_never_calls(cuda_bed: CudaBed, bed: str, schedule: str) -> None:
     cuda_bed.ranks("device_failures:a_peer_never_calls", 2, schedule=schedule, **BLOCKS, **BEDS[bed])
@@ -39,7 +39,7 @@ def test_a_peer_that_dies(cuda_bed: CudaBed, bed: str, call: str) -> None:
     cuda_bed.ranks("device_failures:a_peer_dies", 2, call, dies=1, **BLOCKS, **BEDS[bed])
 
 
-@beds
+@pytest.mark.parametrize("bed", quickly(["staged"], BEDS))
 @pytest.mark.parametrize("program", ["interrupted", "waits_until_it_is_complete"])
 def test_blocking_waits(cuda_bed: CudaBed, bed: str, program: str) -> None:
     cuda_bed.ranks(f"device_failures:{program}", 2, **BLOCKS, **BEDS[bed])
@@ -56,12 +56,12 @@ def test_captures_stay_as_they_are(cuda_bed: CudaBed) -> None:
         cuda_bed.ranks("device_graphs:in_group", 2, program, *arguments, **settings)
 
 
-@under_schedules
+@quick_if_random
 @pytest.mark.parametrize(
     "program",
     [
-        "ends_are_told",
-        "nothing_is_told_twice",
+        pytest.param("ends_are_told", marks=pytest.mark.long),
+        pytest.param("nothing_is_told_twice", marks=pytest.mark.long),
         "an_abort_is_no_news",
         "an_abort_by_a_peer",
         "users_exception_stays",

@@ -137,6 +137,7 @@ def late(directory: str) -> list[int] | None:
     return _status.behind_on_devices(group)
 
 
+@pytest.mark.long
 def test_status_tells_a_rank_whose_stream_is_late(fresh_world: Worlds, tmp_path: Path) -> None:
     assert ranks(fresh_world, LAZY).run(checked_late, str(tmp_path)) == [[1], None]
     printed = (tmp_path / "printed").read_text()
@@ -164,6 +165,7 @@ def dies_on_a_device() -> str:
     return str(raised.value)
 
 
+@pytest.mark.long
 def test_a_survivor_dumps_both_lanes_of_a_rank_that_died(fresh_world: Worlds, tmp_path: Path) -> None:
     directory = tmp_path / "dumps"
     directory.mkdir()

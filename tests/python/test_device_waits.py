@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed, fake_cuda
-from device_bed import Schedule, by_turns, quick_if_lazy, quick_if_random, under_schedules
+from device_bed import Schedule, by_turns, quick_if_lazy, quick_if_random
 from older_torch import KNOWS_CAPTURES
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -22,7 +22,7 @@ NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
 IN_WINDOW = 3  # groups for which the window of an input has room: inWindow of internal/engine/staged/layout.go
 
 
-@under_schedules
+@quick_if_lazy
 def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
     cuda_bed.ranks(
         "device_waits:under_fake_cuda", 2, schedule=schedule.name, seed=schedule.seed, EMULATOR_KICK_MS=KICK_MS
@@ -76,6 +76,7 @@ def test_copies_overlap_the_host(cuda_bed: CudaBed, schedule: Schedule, driver: 
     cuda_bed.ranks("device_waits:copies_overlap_the_host", 2, groups, seed=schedule.seed, **settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_torchs_sanitizer(cuda_bed: CudaBed, faults: str) -> None:
     """It knows what waits for what, as far as its model of a collective goes, and its callbacks hold nobody up."""
@@ -88,6 +89,7 @@ def test_waits_are_released(cuda_bed: CudaBed, program: str, schedule: Schedule)
     cuda_bed.ranks(f"device_waits:{program}", 2, seed=schedule.seed, **settings)
 
 
+@pytest.mark.long
 def test_a_process_that_ends_itself(cuda_bed: CudaBed, tmp_path: Path) -> None:
     """The end of Python, destructors included, does not wait for streams that nobody releases."""
     program = (

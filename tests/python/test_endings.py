@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 import sagecomm
 from programs import Programs
 from promises import kept
+from selection import quickly
 from worlds import Environment
 
 BEGIN = """
@@ -73,7 +74,10 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+QUICK_ENDINGS = ["never destroyed", "works in flight, destroyed", "an exception"]
+
+
+@pytest.mark.parametrize("ending", quickly(QUICK_ENDINGS, ENDINGS))
 def test_ranks_end_as_they_should(tmp_path, ending):
     environment = {"SAGECOMM_SHM_DIR": str(tmp_path)}
     if ending == "never destroyed":
@@ -125,6 +129,7 @@ FUTURE_AT_EXIT = """
 """
 
 
+@pytest.mark.long
 def test_futures_end_with_the_process():
     with Programs(BEGIN + FUTURE_AT_EXIT, 2) as ranks:
         assert ranks.ends(0) == 0, ranks.errors(0)
@@ -349,6 +354,7 @@ def destroyed_from_another_thread() -> list[str]:
     return texts
 
 
+@pytest.mark.long
 def test_destroy_while_another_thread_waits(world):
     texts = world(2).run(destroyed_from_another_thread)
     assert [len(t) for t in texts] == [1, 1], texts
@@ -371,6 +377,6 @@ def init_again(prefix: str) -> list[float]:
 
 
 # torchrun keeps one store for a job, and torch gives all default groups of it the same keys.
-@pytest.mark.parametrize("prefix", ["the same", "round {number}"])
+@pytest.mark.parametrize("prefix", quickly(["the same"], ["the same", "round {number}"]))
 def test_init_and_destroy_again_and_again(fresh_world, prefix):
     assert fresh_world(3).run(init_again, prefix) == [[3.0 * number for number in range(8)]] * 3

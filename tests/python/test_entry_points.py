@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import sagecomm
 from programs import Programs
+from selection import quickly
 
 
 def output(code: str, **environment: str) -> str:
@@ -30,6 +31,7 @@ def output(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_no_import_starts_a_go_runtime():
     """An import starts no thread, and so no Go runtime; the first group starts one."""
     code = """
@@ -63,7 +65,7 @@ BY_NAME = """
 
 
 # That name alone is tested in test_registration.py, and below under torchrun.
-@pytest.mark.parametrize("autoload", ["0", "1"])
+@pytest.mark.parametrize("autoload", quickly([], ["0", "1"]))
 def test_the_name_is_enough_under_a_launcher(autoload):
     if autoload == "0" and not hasattr(c10d.Backend, "_ensure_backend_registered"):
         pytest.skip("this torch does not look for backends by their names")
@@ -118,6 +120,7 @@ def test_the_console_script_is_the_module():
     assert command("watch").returncode == 2
 
 
+@pytest.mark.long
 def test_unknown_variables_are_warned_of():
     said = command("env", SAGECOMM_DEBIG="INFO")
     assert said.returncode == 0

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import programs
 import sagecomm
-from promises import most
 from sagecomm import _explain
 from sagecomm.__main__ import main
 
@@ -119,6 +118,7 @@ def test_the_table_for_people():
     assert _explain.text({**ANSWER, **ENGINES}) == TABLE + ENGINE_TABLE
 
 
+@pytest.mark.long
 def test_the_command_explains_the_engine():
     answer = json.loads(programs.command("explain", "all_reduce", "8", "--device", "--json").said)
     assert answer["engine"] == "staged"
@@ -179,6 +179,7 @@ def test_explanations_of_groups(world):
         assert forced["ranks"] == 2
 
 
+@pytest.mark.long
 def test_it_says_what_is_fused():
     limits = "all_reduces of up to 16384 bytes share collectives of up to 131072 bytes or 64 operations"
     on = programs.command("explain", "all_reduce", "8", "--ranks", "4", SAGECOMM_FUSION="static", SAGECOMM_PROBE="off")
@@ -232,16 +233,17 @@ def test_a_reader_that_ends_early_ends_the_command():
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "sagecomm", "env"]
-    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=most(60))
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=programs.DEADLINE_S)
     os.close(write)
     assert ended.returncode == 128 + signal.SIGPIPE
     assert ended.stderr == ""
     with open("/dev/full", "w") as full:
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=most(60))
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=programs.DEADLINE_S)
     assert ended.returncode == 1
     assert ended.stderr == "sagecomm: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.long
 def test_it_shows_what_messages_between_hosts_cost():
     asked = ("explain", "all_reduce", "64K", "--ranks", "4", "--hosts", "2", "--tune", "network.latency=7us")
     answer = json.loads(programs.command(*asked, "--json").said)

@@ -77,6 +77,7 @@ def test_the_list_of_symbols_is_that_of_the_installed_torch(cuda_bed: CudaBed) -
     assert symbols.listed() == (symbols.torch_version(), symbols.of_torch()), hint
 
 
+@pytest.mark.long
 def test_a_process_that_somebody_stops(cuda_bed: CudaBed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuda_bed.BOUND_S", 10)
     with pytest.raises(AssertionError, match="stopped by a signal\n"):

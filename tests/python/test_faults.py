@@ -208,8 +208,8 @@ def check_culprit(outcome: Outcome, fault: str, first: str) -> None:
         ("exit", "objects", 2),
         ("exception", "gather", 0),
         ("exception", "works", 2),
-        ("stop", "reduce_scatter", 1),
-        ("stop", "window", 2),
+        pytest.param("stop", "reduce_scatter", 1, marks=pytest.mark.long),
+        pytest.param("stop", "window", 2, marks=pytest.mark.long),
         ("abort", "all_to_all", 0),
         ("abort", "batch", 2),
         ("mismatch", "scatter", 2),
@@ -255,6 +255,9 @@ def sum_of_ones() -> float:
     return t[-1].item()
 
 
-@pytest.mark.parametrize(("call", "culprit"), [("reduce_scatter", 0), ("batch", 1), ("works", 2)])
+@pytest.mark.parametrize(
+    ("call", "culprit"),
+    [("reduce_scatter", 0), *(pytest.param(*case, marks=pytest.mark.long) for case in (("batch", 1), ("works", 2)))],
+)
 def test_a_slow_rank_is_waited_for(world, call, culprit):
     assert world(SIZE).run(late, call, culprit) == [None] * SIZE

@@ -74,7 +74,7 @@ def until_it_fails(culprit: int, way: str, path: str) -> tuple[str, int | None]:
 
 @pytest.mark.parametrize(
     ("way", "culprit"),
-    [("kill", 2), ("stop", 1), *(pytest.param(way, 0, marks=pytest.mark.long) for way in ("kill", "stop"))],
+    [("kill", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in (("kill", 0), ("stop", 1), ("stop", 0)))],
 )
 def test_a_rank_that_is_gone_is_dumped_and_named(mortals, signals, tmp_path: Path, way: str, culprit: int) -> None:
     ranks = mortals.world(4)

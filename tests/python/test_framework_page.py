@@ -84,6 +84,7 @@ def test_the_check_accepts_what_is_right(world):
     assert world(2).run(trained, 0.0, FALLING) == [said, said]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "backend", "reason"),
     [

@@ -154,6 +154,7 @@ def check_table(said: str) -> None:
         assert said.count(metric) == 2
 
 
+@pytest.mark.long
 def test_ranks_of_torchrun_print_a_table_and_draw(tmp_path):
     picture = tmp_path / "fusion.png"
     script = f"""

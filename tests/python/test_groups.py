@@ -276,5 +276,6 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.long
 def test_sixteen_ranks_with_six_kinds_of_groups_need_few_descriptors(fresh_world: Callable[[int], World]) -> None:
     assert max(fresh_world(16).run(descriptors)) < 200

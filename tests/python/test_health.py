@@ -55,6 +55,7 @@ def ephemeral() -> list[float]:
     return [lonely(0.4), lonely(0.4, extra=0.8), lonely(0.4, extra=100, used=True)]
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_ephemeral_time_counts_until_the_first_operation_has_completed(world: Callable[[int], World]) -> None:
     plain, extended, expired = world(2).run(ephemeral)[0]

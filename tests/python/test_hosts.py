@@ -49,7 +49,7 @@ def mapped_arenas() -> int:
     return len(arenas)
 
 
-@pytest.mark.parametrize("shape", [FOUR, (1, 2)])
+@pytest.mark.parametrize("shape", quickly([(1, 2)], [FOUR, (1, 2)]))
 def test_only_ranks_of_one_host_share_memory(fresh_world: Hosts, shape: tuple[int, ...]) -> None:
     mapped = fresh_world(sum(shape), on_hosts(*shape)).run(mapped_arenas)
     assert mapped == [size for size in shape for _ in range(size)]
@@ -78,6 +78,7 @@ def test_hierarchical_algorithms(hosts: Hosts, shape: tuple[int, ...]) -> None:
     matrix.run_matrix(hosts(*shape), cells[sum(shape) :: FEW_CELLS], own_order=True, options=options)
 
 
+@pytest.mark.long
 def test_a_few_random_programs(pool: Pool) -> None:
     programs_succeed(pool, range(PROGRAMS, PROGRAMS + QUICK_PROGRAMS))
 

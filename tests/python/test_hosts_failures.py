@@ -187,6 +187,7 @@ def test_a_clean_leave_harms_only_what_needs_the_rank(mortals: Pool, shape: Shap
         assert "has left the group" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", quickly([(2, 1)], [(2, 1), (1, 1, 1)]))
 def test_a_process_that_ends_well_has_said_goodbye(shape: Shape) -> None:
     with Programs(deaths.LEAVES_EARLY, 3, on_hosts(*shape)) as ranks:

@@ -109,7 +109,7 @@ def test_ranks_with_different_secrets(
 # ---- one group after the other ----
 
 
-@pytest.mark.parametrize("shape", quickly([(2, 1)], [(2, 1), (1, 2), (1, 1, 1)]))
+@pytest.mark.parametrize("shape", quickly([], [(2, 1), (1, 2), (1, 1, 1)]))
 @pytest.mark.parametrize("prefix", quickly(["the same"], ["the same", "round {number}"]))
 def test_init_and_destroy_again_and_again(mortals: Pool, shape: Shape, prefix: str) -> None:
     assert mortals.hosts(*shape).run(endings.init_again, prefix) == [[3.0 * number for number in range(8)]] * 3
@@ -161,7 +161,7 @@ EXIT_BEHIND_A_BROADCAST = """
 """
 
 
-@pytest.mark.parametrize("count", [1, 1000, 1_000_000])
+@pytest.mark.parametrize("count", quickly([1000], [1, 1000, 1_000_000]))
 @pytest.mark.parametrize("shape", quickly([(1, 1)], [(1, 1), (1, 2), (2, 2), (1, 1, 1)]))
 def test_an_exit_right_behind_a_broadcast(shape: Shape, count: int) -> None:
     environment = on_hosts(*shape, TEST_COUNT=str(count), TEST_LATE="")
@@ -171,6 +171,7 @@ def test_an_exit_right_behind_a_broadcast(shape: Shape, count: int) -> None:
         ranks.end_well()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", quickly([(1, 1)], [(1, 1), (1, 2)]))
 def test_what_was_broadcast_outlives_its_sender(shape: Shape) -> None:
     """Rank 0 has ended before the others call."""

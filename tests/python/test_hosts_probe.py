@@ -81,6 +81,7 @@ def test_nothing_is_said_to_be_measured_with_the_probe_off(fresh_world: Callable
     assert answers[1]["default"]["probed_links"] == {"pairs": 1, "measured": 0}
 
 
+@pytest.mark.long
 def test_a_process_that_is_stopped_while_links_are_made(fresh_world: Callable[..., World], tmp_path: Path) -> None:
     """Others wait for it no longer than it is stopped, and no rank chooses otherwise for it."""
     ranks = fresh_world(3, on_hosts(1, 1, 1, SAGECOMM_PROBE="on"))

@@ -123,6 +123,7 @@ STOPS = [((2, 1), 2), ((2, 1), 0), ((1, 1), 1), ((2, 2), 3), ((1, 1, 1), 1)]
 PAUSES = [((2, 1), (2,), False), ((2, 2), (0, 1), True), ((1, 1), (0,), True), ((1, 1, 1), (0, 2), False)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", quickly(STOPS[:1], STOPS), ids=str)
 def test_a_stopped_rank_is_named_at_the_timeout(mortals: Pool, signals: Signals, stop: tuple[Shape, int]) -> None:
     shape, victim = stop

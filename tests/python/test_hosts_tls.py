@@ -84,11 +84,12 @@ def both_ways() -> bool:
     return right
 
 
+@pytest.mark.long
 def test_long_messages_in_both_directions(fresh_world: Fresh, certificates: Certificates) -> None:
     assert fresh_world(2, on_hosts(1, 1, **certificates.of())).run(both_ways) == [True, True]
 
 
-@pytest.mark.parametrize("count", [1, 1_000_000])
+@pytest.mark.parametrize("count", quickly([1_000_000], [1, 1_000_000]))
 def test_an_exit_right_behind_a_broadcast(certificates: Certificates, count: int) -> None:
     environment = on_hosts(1, 1, TEST_COUNT=str(count), TEST_LATE="", **certificates.of())
     with Programs(life.EXIT_BEHIND_A_BROADCAST, 2, environment) as ranks:
@@ -130,6 +131,7 @@ def until_a_timeout(path: str) -> tuple[str, str]:
     return type(error).__name__, str(error)
 
 
+@pytest.mark.long
 def test_a_stopped_rank(fresh_world: Fresh, certificates: Certificates, signals: Signals) -> None:
     ranks = fresh_world(2, on_hosts(1, 1, SAGECOMM_TIMEOUT="3", **certificates.of()))
     outcomes = in_background(ranks, until_a_timeout, signals.path)

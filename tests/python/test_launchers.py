@@ -245,6 +245,7 @@ def run(command: list[str], environ: dict[str, str], limit_s: float = LIMIT_S) -
     )
 
 
+@pytest.mark.long
 def test_the_variables_are_set_by_the_import_of_torch_and_on_demand_only():
     python = [sys.executable, "-c", JOIN]
     done = run(python, {**ALONE, "SAGECOMM_LAUNCHER": "auto"})
@@ -253,6 +254,7 @@ def test_the_variables_are_set_by_the_import_of_torch_and_on_demand_only():
     assert done.stderr == "no rank\n"
 
 
+@pytest.mark.long
 def test_an_import_warns_of_variables_that_are_missing():
     done = run([sys.executable, "-c", JOIN], {**HYDRA, "SAGECOMM_LAUNCHER": "auto"})
     assert "RuntimeWarning: sagecomm: launcher hydra: MASTER_PORT is not set" in done.stderr

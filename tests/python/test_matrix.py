@@ -26,7 +26,7 @@ from selection import quickly
 from worlds import World
 
 FULL = os.environ.get("TEST_MATRIX") == "full"
-SIZES = (1, pytest.param(2, marks=pytest.mark.smoke), 3, *quickly([], (4, 8)))
+SIZES = (1, pytest.param(2, marks=[pytest.mark.smoke, pytest.mark.long]), 3, *quickly([], (4, 8)))
 # The lengths in bytes at which an operation takes another path: those of a small slot and of a chunk of a large slot.
 SMALL, CHUNK = 8 << 10, 128 << 10
 # The same for operations with a block for each other rank, whose chunks share a slot.

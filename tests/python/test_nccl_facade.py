@@ -19,6 +19,7 @@ import pytest
 
 from facade_processes import in_processes
 from nccl_facade import FACADE, FLOAT32, INVALID_ARGUMENT, INVALID_USAGE, PYNCCL, REMOTE_ERROR, SUM, Error, Library
+from selection import quickly
 
 N = 24
 Floats = ctypes.c_float * N
@@ -115,7 +116,7 @@ def killed_beside_splits(seed: int, unique_id: bytes, rank: int, size: int) -> N
     library.call("ncclCommDestroy", comm)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 12))])
+@pytest.mark.parametrize("seed", quickly([0], range(12)))
 def test_a_rank_dies_beside_splits(seed: int) -> None:
     death = signal.SIGKILL if seed == 0 else signal.SIGALRM
     in_processes(partial(killed_beside_splits, seed), unique_id, 3, last=death)

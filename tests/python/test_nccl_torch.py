@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import device_training
 from cuda_bed import CudaBed, fake_cuda
-from device_bed import Schedule, by_turns
+from device_bed import Schedule, quick_if_random
 from facade_ranks import SLOTS
 from nccl_facade import FACADE
 from selection import quickly
@@ -51,7 +51,8 @@ def facade_bed() -> Iterator[CudaBed]:
     bed.stop()
 
 
-@by_turns("group_class", list(CLASSES))
+@pytest.mark.parametrize("group_class", quickly(["ProcessGroupNCCL"], CLASSES))
+@quick_if_random
 @pytest.mark.parametrize("of", quickly([("staged", 2)], [("staged", 2), ("cuda", 4), ("auto", 4)]), ids=case)
 def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int], group_class: str) -> None:
     engine, size = of
@@ -107,6 +108,7 @@ def test_an_abort_ends_a_finalize(facade_bed: CudaBed) -> None:
     assert all("ncclCommAbort() was called" in text for text in texts), texts
 
 
+@pytest.mark.long
 def test_an_operation_that_times_out_in_finalize(facade_bed: CudaBed) -> None:
     text = facade_bed.ranks("facade_ranks:finalized", 2, **SETTINGS, SAGECOMM_TIMEOUT="2")[0]
     assert "rank 1" in text, text

@@ -43,6 +43,7 @@ def run(
         return [child.result() for child in children]
 
 
+@pytest.mark.long
 def test_a_rank_misses_a_connection(cuda_bed: CudaBed) -> None:
     """The call is announced before the library waits for peers, so the error names the one that has not come."""
     for text in run(cuda_bed, "misses_a_connection", 4):
@@ -62,6 +63,7 @@ def test_a_rank_misses_the_join(cuda_bed: CudaBed) -> None:
         assert "not arrived: rank 1 (" in text, text
 
 
+@pytest.mark.long
 def test_a_rank_moves_to_another_device_alone(cuda_bed: CudaBed) -> None:
     for text in run(cuda_bed, "moves_alone", 2):
         assert text.startswith("CollectiveTimeout: "), text
@@ -104,7 +106,7 @@ JOINS = {
 }
 
 
-@pytest.mark.parametrize("case", JOINS)
+@pytest.mark.parametrize("case", quickly([case for case in JOINS if case != "it hangs"], JOINS))
 def test_one_rank_cannot_join(cuda_bed: CudaBed, case: str) -> None:
     plan, timeout, why = JOINS[case]
     results = run(cuda_bed, "one_cannot_join", 2, timeout, settings=AUTO, faults=plan)

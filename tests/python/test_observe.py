@@ -160,6 +160,7 @@ def sockets_of(pids: list[int]) -> list[str]:
     return [name for name in _status.sockets() if int(name[len(_status.PREFIX) :].split("-")[1]) in pids]
 
 
+@pytest.mark.long
 def test_status_of_a_job_that_hangs() -> None:
     with Programs(HANGING, 3) as ranks:
         pids = [int(ranks.line(rank)) for rank in range(3)]

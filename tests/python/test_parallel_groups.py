@@ -231,6 +231,7 @@ def cost_of_all_groups() -> tuple[float, int]:
     return seconds, len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.long
 def test_sixteen_ranks_make_all_groups_fast_and_with_few_descriptors(fresh_world):
     costs = fresh_world(RANKS).run(cost_of_all_groups)
     assert max(descriptors for _, descriptors in costs) < 200, costs

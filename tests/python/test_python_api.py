@@ -38,6 +38,7 @@ def test_the_page_is_up_to_date(tool: ModuleType) -> None:
     assert tool.PAGE.read_text() == tool.page(), "run tools/python-api"
 
 
+@pytest.mark.long
 def test_a_page_that_is_out_of_date_is_noticed(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_every_name_is_there() -> None:
         sagecomm.all_redcue  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.long
 def test_an_import_loads_what_registration_needs_only() -> None:
     """`import torch` imports the package by its entry point, so what most programs do not use must cost nothing."""
     code = """
@@ -160,6 +162,7 @@ def test_an_import_loads_what_registration_needs_only() -> None:
     assert run_alone(code) == "well\n"
 
 
+@pytest.mark.long
 def test_modules_of_the_reference_are_attributes_of_the_package() -> None:
     """Also where nothing has imported them."""
     page = (ROOT / "docs" / "python-api.md").read_text()

@@ -7,7 +7,7 @@ import pytest
 import random_programs
 from selection import quickly
 
-PROGRAMS, AT_A_TIME = 80, 10
+PROGRAMS, AT_A_TIME = 80, 5
 
 
 @pytest.mark.parametrize("first", quickly([0], range(0, PROGRAMS, AT_A_TIME)))

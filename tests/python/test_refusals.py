@@ -209,6 +209,7 @@ def wrong_list_of_a_root() -> list[str]:
     return errors
 
 
+@pytest.mark.long
 def test_a_wrong_list_of_a_root_is_refused_there_and_the_others_time_out_naming_it(world):
     for rank, errors in enumerate(world(2).run(wrong_list_of_a_root)):
         for error, role in zip(errors, ("output 0 has 2 elements", "input 0 has 2 elements"), strict=True):

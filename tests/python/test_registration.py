@@ -55,6 +55,7 @@ def test_import_torch_is_enough_and_loads_nothing_heavy():
     succeeds("import torch" + textwrap.dedent(NOTHING_HEAVY) + found)
 
 
+@pytest.mark.long
 def test_import_sagecomm_registers_and_loads_nothing_heavy():
     code = "import sagecomm, torch.distributed as d\nassert 'SAGECOMM' in d.Backend._plugins\n"
     succeeds(code + textwrap.dedent(NOTHING_HEAVY), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
@@ -62,6 +63,7 @@ def test_import_sagecomm_registers_and_loads_nothing_heavy():
     succeeds(code + textwrap.dedent(NOTHING_HEAVY), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 
 
+@pytest.mark.long
 def test_what_an_import_leaves_alone():
     """Every function and class of torch.distributed is the one that it was, and so is every method."""
     succeeds(
@@ -86,6 +88,7 @@ def test_what_an_import_leaves_alone():
     )
 
 
+@pytest.mark.long
 def test_what_a_program_does_not_use_is_not_imported():
     succeeds("""
         import sys, sagecomm
@@ -123,6 +126,7 @@ def test_the_name_alone_is_enough_where_torch_looks_it_up():
     succeeds(f"import torch.distributed as dist\n{ONE_RANK}", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
+@pytest.mark.long
 def test_a_broken_installation_does_not_break_import_torch(tmp_path):
     (tmp_path / "sagecomm").mkdir()
     (tmp_path / "sagecomm" / "__init__.py").write_text("raise OSError('half an installation')")
@@ -147,6 +151,7 @@ def test_registering_again_changes_nothing():
     assert c10d.Backend.default_device_backend_map["cpu"] == "gloo"
 
 
+@pytest.mark.long
 def test_groups_take_tensors_of_the_accelerator_that_torch_has():
     """A plugin may register its accelerator after this package was imported, and sagecomm is no device's default."""
     succeeds("""

@@ -466,6 +466,7 @@ def lmdeploy(
     )
 
 
+@pytest.mark.long
 def test_lmdeploy_names_sagecomm_where_it_is_asked_for(tmp_path):
     done = lmdeploy(tmp_path, SAGECOMM_SERVING="on")
     assert done.stdout == "sagecomm, over the group\n", done.stderr
@@ -473,6 +474,7 @@ def test_lmdeploy_names_sagecomm_where_it_is_asked_for(tmp_path):
     assert "written against" not in done.stderr
 
 
+@pytest.mark.long
 def test_the_hook_of_lmdeploy_outlives_a_look_and_a_reload(tmp_path):
     looked = """
 import importlib.util
@@ -484,6 +486,7 @@ importlib.reload(selector)
     assert done.stdout == "sagecomm, over the group\n", done.stderr
 
 
+@pytest.mark.long
 def test_lmdeploy_stays_as_it_is_otherwise(tmp_path):
     done = lmdeploy(tmp_path)
     assert done.stdout == "nccl, a kernel of its own\n", done.stderr

@@ -20,6 +20,7 @@ import shim_hooks_abort
 import shim_life
 import shim_members
 import shim_store
+from selection import quickly
 from shim_harness import SCENARIOS, run, start
 
 pytestmark = pytest.mark.smoke
@@ -97,7 +98,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", quickly([*ENDINGS][:3], ENDINGS))
 def test_process_ends_quietly(fake_core: Path, ending: str) -> None:
     done = programs.run(f"import shim_harness as s\ns.start({str(fake_core)!r})\n{ENDINGS[ending]}\n")
     assert done.status == 0, done.errors

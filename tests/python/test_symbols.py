@@ -41,6 +41,7 @@ def test_the_sections_exist(tool: dict[str, Any]) -> None:
         assert tool["listed"]((ROOT / section.file).read_text(), section.heading)
 
 
+@pytest.mark.long
 def test_a_wheel_that_cannot_be_had(
     tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

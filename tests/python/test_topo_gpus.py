@@ -114,14 +114,14 @@ def test_eight_gpus_behind_switches(built: Path) -> None:
 @pytest.mark.parametrize(
     ("machine", "variables", "expected"),
     [
-        ("pcie", {}, PCIE),
+        pytest.param("pcie", {}, PCIE, marks=LONG),
         pytest.param(
             "none",
             {},
             "  NVIDIA GPUs\n    none: the driver has 0 GPUs, and none that this process may use\n",
             marks=LONG,
         ),
-        ("not-loaded", {}, "  NVIDIA GPUs\n    none: NVML does not start: Driver Not Loaded\n"),
+        pytest.param("not-loaded", {}, "  NVIDIA GPUs\n    none: NVML does not start: Driver Not Loaded\n", marks=LONG),
         pytest.param(
             "pcie",
             {"CUDA_VISIBLE_DEVICES": "1"},
@@ -169,6 +169,7 @@ say("counted")
 """
 
 
+@pytest.mark.long
 def test_gpus_that_are_visible_and_a_library_that_runs_already(built: Path) -> None:
     with programs.Programs(VISIBLE, 1, environment(built, "mig"), fresh=True) as process:
         assert process.line(0) == "[1, 0] - -"
@@ -193,8 +194,8 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("machine", "visible", "expected"),
     [
-        ("h100", "0,1", "NVLink: 1;"),
-        ("pcie", "1,0", "host bridge: 1;"),
+        pytest.param("h100", "0,1", "NVLink: 1;", marks=LONG),
+        pytest.param("pcie", "1,0", "host bridge: 1;", marks=LONG),
         ("pcie", "1", "same device: 1;"),  # LOCAL_RANK, modulo what CUDA sees
         ("not-loaded", "0,1", "not known: 1;"),
     ],
@@ -217,6 +218,7 @@ def test_processes_without_cuda_do_not_start_nvml(built: Path) -> None:
         ranks.end_well()
 
 
+@pytest.mark.long
 def test_the_command_explains_links(built: Path) -> None:
     command = [sys.executable, "-m", "sagecomm", "explain", "--device", "--ranks", "16", "--hosts", "2", "--json"]
     variables = {**os.environ, **environment(built, "a100")}

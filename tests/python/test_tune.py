@@ -153,6 +153,7 @@ def test_what_is_measured_is_written_and_used(tmp_path, fresh_world):
         assert "predicted" in table["broadcast"]
 
 
+@pytest.mark.long
 def test_torchrun_starts_the_ranks_of_a_group_that_is_measured(tmp_path):
     out = tmp_path / "tuned.json"
     asked = ("tune", "--ops", "barrier", "--blocks", "1", "--out", str(out))

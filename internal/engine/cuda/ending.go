@@ -19,7 +19,8 @@ const (
 	releaseEvery = time.Millisecond
 	releaseBound = 10 * time.Minute       // of a stream that does not come to its waits, or to its end
 	leaveBound   = 5 * time.Second        // of peers that still read slots
-	closeBound   = 30 * time.Second       // of peers that still have this rank's memory open
+	closeBound   = 30 * time.Second       // of peers without graphs that still have this rank's memory open
+	longestPause = time.Second            // between two looks at such peers
 	askEvery     = 100 * time.Millisecond // the system, whether peers of graphs live
 
 	// Between two looks at tokens that were released: the first while a stream takes them, the second while none does.
@@ -93,8 +94,9 @@ func (m *member) releaseTokens(ranks []int) {
 // released has the members whose tokens are set as long as there may be graphs.
 var released = tokenSetter{more: make(chan struct{}, 1)}
 
-// tokenSetter sets the tokens of all members on one goroutine, which begins with the first of them. A panic makes the group of the member
-// fail for which it was at work, whose tokens are set no more. That group is taken down on the goroutine, and another one sets tokens on.
+// tokenSetter sets the tokens of all members on one goroutine, which is there while there are some. A panic makes the
+// group of the member fail for which it was at work, whose tokens are set no more. That group is taken down on the
+// goroutine, and another one sets tokens on.
 type tokenSetter struct {
 	mu      sync.Mutex
 	members []*member
@@ -131,6 +133,7 @@ func (s *tokenSetter) remove(m *member) {
 func (s *tokenSetter) run() {
 	pause := busyTokens
 	timer := time.NewTimer(pause)
+	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
@@ -139,7 +142,11 @@ func (s *tokenSetter) run() {
 		}
 		s.mu.Lock()
 		list := s.members // a part of the slice that never changes
+		s.runs = len(list) > 0
 		s.mu.Unlock()
+		if len(list) == 0 {
+			return
+		}
 		pause = min(2*pause, idleTokens)
 		for _, m := range list {
 			changed, whole := s.set(m)
@@ -270,28 +277,43 @@ func (m *member) gone(rank int) bool {
 	return err == nil && own == p.PIDNamespace && procwatch.Gone(p.PID, p.StartTime)
 }
 
-// Free implements vendor.Member. A rank first closes what it has of its peers, and gives its own memory back when they have closed it.
-// Memory that a peer does not close stays allocated until the process ends, and so does all memory if graphs may use it.
-func (m *member) Free() {
+// Free implements vendor.Member. A rank first closes what it has of its peers, and gives its own memory back when they
+// have closed it. Memory that a peer does not close stays allocated until the process ends, and so does all memory if
+// graphs of this rank may use it.
+func (m *member) Free(behind func(f func())) {
 	m.releasing.Wait()
 	if m.graphs() {
 		return
 	}
 	released.remove(m)
-	m.closePeers()
-	for end := time.Now().Add(closeBound); !m.allClosed(); time.Sleep(10 * releaseEvery) {
-		if time.Now().After(end) {
-			m.slots.handedOver()
-			return
+	behind(m.closePeers)
+	if !m.awaitClosed() {
+		m.slots.handedOver()
+		return
+	}
+	behind(func() {
+		said := m.allSaid()
+		if said || m.slots.on == "" {
+			m.slots.release()
 		}
+		if said {
+			m.lodging.leave()
+		}
+	})
+}
+
+// awaitClosed returns when no peer has the memory of this rank open. Peers capture what this rank captures, and close
+// its memory when their graphs are gone, at any time. Otherwise it reports false after a bound: one that could not join
+// says nothing.
+func (m *member) awaitClosed() bool {
+	pause := releaseEvery
+	for end := time.Now().Add(closeBound); !m.allClosed(); pause = min(2*pause, longestPause) {
+		if !m.captures.any.Load() && time.Now().After(end) {
+			return false
+		}
+		time.Sleep(pause)
 	}
-	said := m.allSaid()
-	if said || m.slots.on == "" {
-		m.slots.release()
-	}
-	if said {
-		m.lodging.leave()
-	}
+	return true
 }
 
 // closePeers closes what this rank has of its peers, and says so to those whose inbox it has. Requires: no command uses it.

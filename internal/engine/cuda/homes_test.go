@@ -70,7 +70,7 @@ func TestSlotsWithHandlesAreKept(t *testing.T) {
 		require.NoError(t, why[1])
 		var freed sync.WaitGroup
 		for _, m := range members {
-			freed.Go(m.Free)
+			freed.Go(func() { m.Free(here) })
 		}
 		freed.Wait()
 	}

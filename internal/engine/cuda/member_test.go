@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -117,6 +119,9 @@ func sameDevice(size int) *algo.DeviceChoices {
 func of(rank int) vendor.Group {
 	return vendor.Group{Rank: rank, Size: 2, Guard: func(f func()) { f() }}
 }
+
+// here is what Free gets of a communicator with no stream.
+func here(f func()) { f() }
 
 // pair returns both ranks of a communicator, which are in this process.
 func pair(t *testing.T) (members [2]*member, drivers [2]*fakeDriver) {
@@ -293,7 +298,7 @@ func TestReleaseOfGraphs(t *testing.T) {
 	require.True(t, m[0].Abort())
 	_, err := m[0].Capture(gathering, vendor.Buffers{}, device.Stream{}, 1)
 	require.ErrorIs(t, err, errReleased)
-	m[0].Free()
+	m[0].Free(here)
 	require.Zero(t, d[0].released.Load())
 }
 
@@ -307,12 +312,12 @@ func TestFreeWhenGraphsAreGone(t *testing.T) {
 		one.Release(func() bool { return true })
 		require.Contains(t, released.members, one)
 	}
-	m[0].Free()
+	m[0].Free(here)
 	require.Zero(t, d[0].released.Load())
 	gone.Store(true)
 	var both sync.WaitGroup
 	for _, one := range m {
-		both.Go(one.Free)
+		both.Go(func() { one.Free(here) })
 	}
 	both.Wait()
 	for rank, one := range m {
@@ -327,6 +332,33 @@ func TestFreeWhenGraphsAreGone(t *testing.T) {
 	captureOn(t, again[0], 1)
 	again[0].Release(func() bool { return true })
 	require.Zero(t, again[0].own.load(tokenOf(filled, 0), 1), "no graph waits")
+}
+
+// The goroutine that sets tokens is there while there is a member, and begins again with the next one.
+func TestTokensAreSetForSomebody(t *testing.T) {
+	var members [3]*member
+	for i := range members {
+		m, _ := pair(t)
+		members[i] = m[0]
+		members[i].captures.released[1].Store(true)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := tokenSetter{more: make(chan struct{}, 1)}
+		for _, m := range members {
+			s.add(m)
+			for range 2 {
+				m.own.store(tokenOf(filled, 0), 1, 0) // its stream takes it
+				time.Sleep(2 * idleTokens)
+				synctest.Wait()
+				require.EqualValues(t, beyond, m.own.load(tokenOf(filled, 0), 1))
+				require.True(t, s.runs)
+			}
+			s.remove(m)
+			time.Sleep(2 * idleTokens)
+			synctest.Wait()
+			require.False(t, s.runs)
+		}
+	})
 }
 
 // Peers are told that what a rank's graph does may be void before its waits end, so no output of theirs that follows from it counts. Here
@@ -379,14 +411,14 @@ func TestAPeerThatHasDeparted(t *testing.T) {
 func TestFree(t *testing.T) {
 	m, d := pair(t)
 	done := make(chan int, 2)
-	go func() { m[0].Free(); done <- 0 }()
+	go func() { m[0].Free(here); done <- 0 }()
 	require.Eventually(t, func() bool { return d[0].released.Load() == 1 }, 10*time.Second, time.Millisecond, "what it has of the peer")
 	select {
 	case <-done:
 		t.Fatal("the peer has its memory open")
 	default:
 	}
-	go func() { m[1].Free(); done <- 1 }()
+	go func() { m[1].Free(here); done <- 1 }()
 	<-done
 	<-done
 	require.EqualValues(t, 2, d[0].released.Load())
@@ -397,6 +429,41 @@ func TestFree(t *testing.T) {
 	later, _ := pair(t)
 	require.Contains(t, []lodging{m[0].lodging, m[1].lodging}, later[0].lodging)
 	require.EqualValues(t, 1, later[0].own.load(tokenOf(left, 0), 1))
+}
+
+// A peer with graphs closes the memory of this rank when they are gone, however late that is. For a peer of a group
+// that has captured nothing a rank waits for a time. It holds no thread for the device while it waits.
+func TestMemoryThatAPeerKeeps(t *testing.T) {
+	for _, captures := range []bool{false, true} {
+		m, d := pair(t)
+		m[0].hasGraphs = func() bool { return false }
+		if captures {
+			captureOn(t, m[0], 1)
+		}
+		synctest.Test(t, func(t *testing.T) {
+			within, freed := 0, make(chan struct{})
+			go func() {
+				m[0].Free(func(f func()) { within++; f(); within-- })
+				close(freed)
+			}()
+			time.Sleep(closeBound - longestPause)
+			synctest.Wait()
+			require.EqualValues(t, 1, d[0].released.Load(), "what it has of the peer")
+			require.Zero(t, within)
+			time.Sleep(10 * closeBound)
+			synctest.Wait()
+			select {
+			case <-freed:
+				require.False(t, captures)
+			default:
+				require.True(t, captures)
+			}
+			m[0].own.store(closed, 1, 1)
+			<-freed
+			require.Equal(t, captures, d[0].released.Load() == 2)
+			require.Equal(t, captures, slices.Contains(homes.free[m[0].lodging.place.Len], m[0].lodging))
+		})
+	}
 }
 
 // What the stream of a peer has queued that died without a word may still use the inbox and the slots, so no later group has them.
@@ -412,7 +479,7 @@ func TestMemoryOfAPeerThatDied(t *testing.T) {
 		if said {
 			m[0].own.store(closed, 1, 1)
 		}
-		m[0].Free()
+		m[0].Free(here)
 		require.Equal(t, said, len(handles.idle[on]) > 0)
 		if place := m[0].lodging; said {
 			require.Contains(t, homes.free[place.place.Len], place)

@@ -144,9 +144,10 @@ func (m *Method) Join(j vendor.Joining) (vendor.Member, error, error) {
 	if why == nil && err == nil {
 		return member, nil, nil
 	}
-	free := func() { member.Free() }
+	here := func(f func()) { f() } // no stream has anything of it
+	free := func() { member.Free(here) }
 	if err != nil { // peers may have been mapping the inbox when the group failed
-		free = func() { member.Free(); member.lodging.home.joined() }
+		free = func() { member.Free(here); member.lodging.home.joined() }
 	} else if err = member.giveUp(j); err == nil {
 		member = nil
 	}

@@ -3,7 +3,7 @@ package vendor
 import (
 	"errors"
 	"fmt"
-	"runtime"
+	"sync/atomic"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -70,8 +70,8 @@ func (e *Engine) issueCaptured(c *communicator, call runner.Call, op coll.Op) er
 // capture queues the commands of an operation in the caller's stream.
 // Requires: issuing.
 func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream, call runner.Call, op coll.Op) (begun bool, err error) {
-	e.capturing.Add(1)
-	defer e.capturing.Add(-1)
+	c.graphs.capturing.Add(1)
+	defer c.graphs.capturing.Add(-1)
 	rt := member.Device()
 	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.takeCaptured(rt, bytes) })
 	if err != nil {
@@ -131,13 +131,7 @@ func (c *communicator) counting(rt device.Capturer, stream device.Stream, number
 	if number == c.captured.number {
 		return queue()
 	}
-	if c.captured.graphs == nil {
-		c.captured.graphs = rt.NewGraphCount()
-		c.engine.mu.Lock()
-		c.engine.graphs = append(c.engine.graphs, c.captured.graphs)
-		c.engine.mu.Unlock()
-	}
-	untold := c.captured.graphs.Add(stream)
+	untold := c.countOn(rt).Add(stream)
 	if untold != nil {
 		now, err := rt.CaptureOf(stream)
 		if err == nil && now == 0 {
@@ -149,18 +143,30 @@ func (c *communicator) counting(rt device.Capturer, stream device.Stream, number
 	}
 	begun, err = queue()
 	if begun && untold != nil {
-		c.engine.uncounted.Store(true)
+		c.graphs.uncounted.Store(true)
 	}
 	return begun, err
+}
+
+// countOn returns the count of the communicator's graphs, and makes it for the first of them.
+// Requires: Engine.issuing.
+func (c *communicator) countOn(rt device.Capturer) device.GraphCount {
+	c.engine.mu.Lock()
+	defer c.engine.mu.Unlock()
+	if c.graphs.count == nil {
+		c.graphs.count = rt.NewGraphCount()
+		c.engine.graphs = append(c.engine.graphs, &c.graphs)
+	}
+	return c.graphs.count
 }
 
 // takeCaptured returns the address of memory with so much room for an operation of a graph. Captured operations of a group run one after
 // the other, so they share it. Memory that was too small is given back once there are no graphs.
 // Requires: Engine.issuing.
 func (c *communicator) takeCaptured(rt device.Capturer, bytes uint64) (uintptr, error) {
-	if older := c.captured.older; len(older) > 0 && c.engine.Graphs() == (Graphs{}) {
+	if older := c.captured.older; len(older) > 0 && c.graphsLeft() == (Graphs{}) {
 		c.captured.older = nil
-		c.engine.group.Go(func() { releaseAll(older) }) // a driver may wait for the device
+		c.engine.group.Go(func() { c.behind(func() { releaseAll(older) }) }) // a driver may wait for the device
 	}
 	if bytes > c.captured.room {
 		room := max(c.captured.room, leastScratch)
@@ -185,8 +191,6 @@ func (c *communicator) takeCaptured(rt device.Capturer, bytes uint64) (uintptr, 
 
 // releaseAll gives memory back. Requires: no graph and no kernel uses it.
 func releaseAll(list []device.Memory) {
-	runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
-	defer runtime.UnlockOSThread()
 	for _, m := range list {
 		m.Release()
 	}
@@ -201,7 +205,7 @@ func (e *Engine) Captured() uint64 {
 	return n
 }
 
-// Graphs are those that have operations of an engine and may be running.
+// Graphs are those that have operations of an engine, or of a communicator, and may be running.
 type Graphs struct {
 	Live      int  // that were not destroyed
 	Uncounted bool // there are others, and the driver does not tell when they end
@@ -213,27 +217,49 @@ func (e *Engine) Graphs() Graphs {
 	if other, ok := e.without.(*Engine); ok {
 		all = other.Graphs()
 	}
-	all.Uncounted = all.Uncounted || e.uncounted.Load()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, c := range e.graphs {
-		all.Live += c.Live()
+	for _, g := range e.graphs {
+		left := g.left()
+		all.Live += left.Live
+		all.Uncounted = all.Uncounted || left.Uncounted
 	}
 	return all
 }
 
-func (e *Engine) hasGraphs() bool { return e.capturing.Load() > 0 || e.Graphs() != (Graphs{}) }
+// ownGraphs are those of one communicator.
+type ownGraphs struct {
+	capturing atomic.Int64      // operations that are being captured, whose graph may not be counted yet
+	uncounted atomic.Bool       // there are some whose end the driver does not tell
+	count     device.GraphCount // of the others; nil: there was no capture; set once. Guarded by Engine.mu.
+}
+
+// left returns those that may be running. Requires: Engine.mu.
+func (g *ownGraphs) left() (left Graphs) {
+	left.Uncounted = g.uncounted.Load()
+	if g.count != nil {
+		left.Live = g.count.Live()
+	}
+	return left
+}
+
+func (c *communicator) graphsLeft() Graphs {
+	c.engine.mu.Lock()
+	defer c.engine.mu.Unlock()
+	return c.graphs.left()
+}
+
+func (c *communicator) hasGraphs() bool {
+	return c.graphs.capturing.Load() > 0 || c.graphsLeft() != (Graphs{})
+}
 
 // Between two looks for graphs that are left.
 const graphsEvery = 100 * time.Millisecond
 
 // awaitGraphs returns when no graph has operations of a communicator that is closed. It reports false where the driver does not tell.
 func (c *communicator) awaitGraphs() bool {
-	if c.captured.graphs == nil {
-		return true
-	}
-	for sleep := time.Millisecond; c.captured.graphs.Live() > 0; sleep = min(2*sleep, graphsEvery) {
+	for sleep := time.Millisecond; c.graphsLeft().Live > 0; sleep = min(2*sleep, graphsEvery) {
 		time.Sleep(sleep)
 	}
-	return !c.engine.uncounted.Load()
+	return !c.graphs.uncounted.Load()
 }

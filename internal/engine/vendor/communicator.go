@@ -48,8 +48,8 @@ type communicator struct {
 		older  []device.Memory
 		number uint64
 		mark   device.Mark // nil: there was no capture
-		graphs device.GraphCount
 	}
+	graphs ownGraphs
 }
 
 // communicatorOf returns the communicator of a device for which Prepare was called.
@@ -278,21 +278,30 @@ func (c *communicator) close() {
 		if !c.awaitWhole() || c.kept.Load() { // nobody knows when the stream is through, whose gate nobody writes
 			return
 		}
-		runtime.LockOSThread() // an emulator of devices takes what the thread has seen for what comes before its calls
-		defer runtime.UnlockOSThread()
 		for sleep := firstSleep; !c.idle(); sleep = min(2*sleep, watchEvery) { // the stream may stand behind a late one of the caller
 			time.Sleep(sleep)
 		}
-		c.scratch.release()
-		c.engine.pool.giveStream(c.place, c.stream)
+		c.behind(func() {
+			c.scratch.release()
+			c.engine.pool.giveStream(c.place, c.stream)
+		})
 		if !c.awaitGraphs() {
 			return
 		}
 		if c.captured.memory != nil {
-			releaseAll(append(c.captured.older, c.captured.memory))
+			c.behind(func() { releaseAll(append(c.captured.older, c.captured.memory)) })
 		}
-		c.joined.Free()
+		c.joined.Free(c.behind)
 	})
+}
+
+// behind calls f on a thread that has seen how far the stream is: an emulator of devices takes that for what comes
+// before the calls of f. A goroutine that waits for long has no thread meanwhile.
+func (c *communicator) behind(f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c.idle()
+	f()
 }
 
 // forsake makes this rank do without the library on the device.
@@ -308,7 +317,7 @@ func (c *communicator) forsake() {
 		c.joined = nil
 		c.engine.group.Go(func() {
 			if c.awaitWhole() {
-				m.Free()
+				m.Free(c.behind)
 			}
 		})
 	}

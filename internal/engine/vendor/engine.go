@@ -55,11 +55,11 @@ type Group struct {
 	Guard func(f func())
 
 	exits     func() bool // reports whether the process ends
-	hasGraphs func() bool // Engine.hasGraphs
+	hasGraphs func() bool // of a communicator
 }
 
-// HasGraphs reports whether graphs may have operations of the engine. Where the driver tells when graphs end, a group that captures no more
-// has none some time after the last one.
+// HasGraphs reports whether graphs may have operations of the communicator whose join it was. Where the driver tells
+// when graphs end, one that captures no more has none some time after the last one.
 func (g *Group) HasGraphs() bool { return g.hasGraphs == nil || g.hasGraphs() }
 
 // Go calls a function on a goroutine, in Guard. No engine has another goroutine: a panic in one would end the user's process.
@@ -81,16 +81,14 @@ type Engine struct {
 	// numbers.
 	issuing turn
 
-	captured  atomic.Uint64 // operations
-	uncounted atomic.Bool   // graphs have operations, and the driver does not tell when they end
-	capturing atomic.Int64  // operations that are being captured, whose graph may not be counted yet
-	reports   atomic.Int64  // errors that wait until the group is down
+	captured atomic.Uint64 // operations
+	reports  atomic.Int64  // errors that wait until the group is down
 
 	mu     sync.Mutex // guards what follows; held for an instant
 	known  map[coll.Device]*communicator
 	making map[coll.Device]*making
 	early  map[coll.Device]bool // whose early calls are made
-	graphs []device.GraphCount  // those of the communicators
+	graphs []*ownGraphs         // of the communicators that have captured
 	down   atomic.Bool          // the group is down
 	gone   chan struct{}        // closed then
 }
@@ -104,12 +102,9 @@ var (
 // or one that was made with it.
 func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	g.exits = func() bool { return pool.exits.Load() }
-	e := &Engine{Engine: others, without: without, method: method, pool: pool, open: open, issuing: newTurn(),
+	return &Engine{Engine: others, group: g, without: without, method: method, pool: pool, open: open, issuing: newTurn(),
 		known: map[coll.Device]*communicator{}, making: map[coll.Device]*making{}, early: map[coll.Device]bool{},
 		gone: make(chan struct{})}
-	g.hasGraphs = e.hasGraphs
-	e.group = g
-	return e
 }
 
 // Name implements engine.Engine.

@@ -2,7 +2,9 @@ package vendor
 
 import (
 	"errors"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -59,7 +61,23 @@ func (r *roomy) has() (list []uintptr) {
 
 type quiet struct{ freed }
 
-func (quiet) Free() {}
+func (quiet) Free(func(func())) {}
+
+// goroutinesIn returns how many goroutines are in a function, and how many of these hold a thread of the system.
+func goroutinesIn(function string) (n, threads int) {
+	text := make([]byte, 1<<20)
+	text = text[:runtime.Stack(text, true)]
+	for stack := range strings.SplitSeq(string(text), "\n\n") {
+		if !strings.Contains(stack, function) {
+			continue
+		}
+		n++
+		if first, _, _ := strings.Cut(stack, "\n"); strings.Contains(first, "locked to thread") {
+			threads++
+		}
+	}
+	return n, threads
+}
 
 // Memory of captured operations is given back when no graph uses it any more: what is too small at the next capture, and all when the
 // communicator is closed. It stays where the driver does not tell when graphs end.
@@ -95,6 +113,9 @@ func TestMemoryOfGraphs(t *testing.T) {
 			<-c.ended
 			synctest.Wait()
 			require.Len(t, r.has(), before, "a graph uses it")
+			waits, threads := goroutinesIn("awaitGraphs")
+			require.Equal(t, untold == nil, waits == 1)
+			require.Zero(t, threads)
 			r.live = 0
 			time.Sleep(time.Second) // of the bubble's clock
 			synctest.Wait()

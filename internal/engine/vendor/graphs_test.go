@@ -205,7 +205,12 @@ func TestGraphsThatAreDestroyed(t *testing.T) {
 	for _, left := range [][2]int{{2, 0}, {0, 1}, {0, 0}} {
 		one.live, two.live = left[0], left[1]
 		require.Equal(t, Graphs{Live: left[0] + left[1]}, e.Graphs())
+		require.Equal(t, left[0] > 0, first.hasGraphs(), "those of another communicator are none of it")
+		require.Equal(t, left[1] > 0, second.hasGraphs())
 	}
+	second.graphs.capturing.Add(1)
+	require.True(t, second.hasGraphs(), "it may not be counted yet")
+	require.False(t, first.hasGraphs())
 }
 
 // A graph whose end the driver does not tell has operations for ever, if one has begun, and none if the capture was given up.
@@ -228,6 +233,8 @@ func TestGraphsWhoseEndIsNotTold(t *testing.T) {
 		_, err := of.counting(&graphsOf{untold: untold, number: c.number}, device.Stream{}, 7, func() (bool, error) { return c.begins, c.err })
 		require.ErrorIs(t, err, c.want)
 		require.Equal(t, Graphs{Uncounted: c.uncounts}, e.Graphs())
+		require.Equal(t, c.uncounts, of.hasGraphs())
+		require.False(t, (&communicator{engine: e}).hasGraphs())
 		require.Equal(t, e.Graphs(), (&Engine{without: e}).Graphs())
 	}
 }
@@ -285,10 +292,10 @@ func TestAProcessLingersForGraphsOfPeers(t *testing.T) {
 				p := NewPool()
 				others := staged.New(nil, nil, 0, 2, staged.NewPool(), nil)
 				e := New(Calls(nil), group, others, others, p, nil)
-				e.uncounted.Store(true)
 				m, g := graphMember()
 				defer close(g.gone) // the graphs outlive it
 				m.group = e.group
+				m.group.hasGraphs = func() bool { return true }
 				m.any.Store(true)
 				of := &communicator{engine: e, joined: m, ended: make(chan struct{}), stop: make(chan struct{}), current: func(f func() error) error { return f() }}
 				of.down()

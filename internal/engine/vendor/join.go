@@ -179,7 +179,9 @@ func (e *Engine) join(c *communicator, mine Seat, later bool) (reasons []string,
 	if reasons = e.compare(seats); lacks(reasons) {
 		return reasons, false, nil
 	}
-	joined, why, err := e.method.Join(Joining{Group: e.group, Device: c.place.device, Current: c.current, Seats: seats})
+	group := e.group
+	group.hasGraphs = c.hasGraphs
+	joined, why, err := e.method.Join(Joining{Group: group, Device: c.place.device, Current: c.current, Seats: seats})
 	if err != nil {
 		return nil, false, err
 	}

@@ -75,8 +75,9 @@ type Member interface {
 	// Destroy ends the communicator. Requires: what it has queued is done.
 	Destroy()
 
-	// Free gives memory back that peers may still have used. It comes after Abort or Destroy, and may wait for peers.
-	Free()
+	// Free gives memory back that peers may still have used. It comes after Abort or Destroy, and may wait for peers for
+	// as long as they live. behind calls a function on a thread that may make calls of the device.
+	Free(behind func(f func()))
 }
 
 // Capturer is a Member whose operations graphs can hold.
@@ -174,4 +175,4 @@ func (c *caller) Void() *uint32 { return nil }
 func (c *caller) Release(func() bool) {}
 
 // Free implements Member.
-func (c *caller) Free() {}
+func (c *caller) Free(func(f func())) {}

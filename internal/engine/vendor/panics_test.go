@@ -34,7 +34,7 @@ func (broken) State() (bool, error) { panic("state") }
 func (broken) Release(func() bool)  {}
 func (broken) Abort() bool          { panic("abort") }
 func (broken) Destroy()             { panic("destroy") }
-func (broken) Free()                { panic("free") }
+func (broken) Free(func(func()))    { panic("free") }
 
 // unreleased is a member whose waits cannot be ended, and which is aborted nevertheless.
 type unreleased struct {
@@ -44,7 +44,7 @@ type unreleased struct {
 
 func (unreleased) Release(func() bool) { panic("release") }
 func (u unreleased) Abort() bool       { close(u.aborted); return true }
-func (unreleased) Free()               {}
+func (unreleased) Free(func(func()))   {}
 
 // freed is a member that ends, and then panics.
 type freed struct{ broken }

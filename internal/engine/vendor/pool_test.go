@@ -256,7 +256,7 @@ type ends struct {
 func (e ends) Destroy()            { close(e.ended) }
 func (e ends) Abort() bool         { close(e.ended); return true }
 func (e ends) Release(func() bool) {}
-func (e ends) Free()               {}
+func (e ends) Free(func(func()))   {}
 
 // The communicator of a library ends when no operation of any group waits for a peer, or after a bound, also that of a join that has failed.
 // That of another method ends at once.

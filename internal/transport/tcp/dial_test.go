@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/handshake"
+	"sagecomm/tests/quick"
 )
 
 // proved returns a connection to b that has proved the secret and was admitted.
@@ -249,6 +250,7 @@ func TestAwait(t *testing.T) {
 
 // A process that has lost a link, and needs it no longer, makes it anew also where the other one has not noticed the loss.
 func TestDialBeforeTheOtherOneHasNoticedTheLoss(t *testing.T) {
+	quick.Skip(t, "it waits for seconds")
 	noLeaks(t)
 	silent := func(greeting time.Duration) func(c *Config) {
 		return func(c *Config) {
@@ -295,6 +297,7 @@ func TestAttemptThatIsOlderThanTheLink(t *testing.T) {
 
 // A node keeps nothing of processes that came and went, or never came.
 func TestProcessesThatAreGoneAreForgotten(t *testing.T) {
+	quick.Skip(t, "it waits for seconds")
 	noLeaks(t)
 	known := func(e *end) int {
 		e.Node.mu.Lock()

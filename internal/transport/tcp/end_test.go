@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 // A process that ends its links in order loses nothing that it has sent, on whatever connection, also while the other one still sends.
@@ -54,7 +56,11 @@ func TestCloseWithAStoppedProcess(t *testing.T) {
 func TestBothSendAtOnce(t *testing.T) {
 	noLeaks(t)
 	const messages = 160 // 10 MB
-	for range 2 {
+	rounds := 2
+	if quick.Only() {
+		rounds = 1
+	}
+	for range rounds {
 		a, b := newEnd(t, nil), newEnd(t, nil)
 		drop := func(_ int, h *Header) ([][]byte, error) {
 			if h.Number < messages {

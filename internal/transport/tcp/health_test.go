@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"sagecomm/tests/quick"
 )
 
 // loopback is a network namespace with a loopback device, which a test can cut. The calling goroutine stays in it.
@@ -76,6 +78,7 @@ func TestCutNetwork(t *testing.T) {
 
 // Where one connection is not acknowledged and others are, the host lives, and the network may drop long packets.
 func TestNetworkThatDropsSomePackets(t *testing.T) {
+	quick.Skip(t, "it waits for seconds")
 	noLeaks(t)
 	a := newEnd(t, short)
 	b := newEnd(t, func(c *Config) { // it does not notice by itself
@@ -130,6 +133,7 @@ func (l *loopback) address(t *testing.T, address string) {
 
 // A host that can send nothing any more, so that its kernel counts no packet as on the way, is noticed as well.
 func TestBlackHoleOnThisHost(t *testing.T) {
+	quick.Skip(t, "it waits for seconds, as TestCutNetwork does")
 	network := newLoopback(t)
 	network.address(t, "10.77.0.1")
 	network.set(t, true)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"sagecomm/tests/quick"
 )
 
 // hearsNothing lets the kernel drop all that comes on a connection, as if the host had died: it acknowledges nothing, and answers no probe.
@@ -109,6 +111,9 @@ func TestDeadHostWithinTLS(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "the outbox fills" {
+				quick.Skip(t, "each case waits for seconds")
+			}
 			noLeaks(t)
 			var c Config
 			short(&c)
@@ -126,6 +131,9 @@ func TestDeadHostWithinTLS(t *testing.T) {
 func TestCutNetworkWithinTLS(t *testing.T) {
 	for name, full := range map[string]bool{"nothing is sent": false, "the outbox is full": true} {
 		t.Run(name, func(t *testing.T) {
+			if full {
+				quick.Skip(t, "it waits for seconds, and TestDeadHostWithinTLS has an outbox that fills")
+			}
 			network := newLoopback(t)
 			var c Config
 			short(&c)

@@ -24,6 +24,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/tests/quick"
 )
 
 // hooks has the calls into Go. It is not compiled: tests/runner/ranks.c takes the place of Go.
@@ -288,6 +290,7 @@ func TestUnderAddressSanitizer(t *testing.T) {
 }
 
 func TestUnderThreadSanitizer(t *testing.T) {
+	quick.Skip(t, "compiling for a sanitizer takes a minute; Go's tests run the runner without one")
 	t.Parallel()
 	b, prefix := healthy(t, "thread")
 	b.expectAllNoticed(t, prefix, mutations)
