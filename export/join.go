@@ -151,6 +151,11 @@ func makeChildren(call string, children *C.sagecomm_child, n C.uint32_t, out *C.
 		if f != nil {
 			return answer(err, f)
 		}
+		switch c.aborts {
+		case C.SAGECOMM_NO_ABORT, C.SAGECOMM_ABORTS_HERE, C.SAGECOMM_ABORTS_ELSEWHERE:
+		default:
+			return answer(err, invalid("%s: aborts is %d, which is no value of sagecomm_aborts", call, c.aborts))
+		}
 		name = C.GoString(c.name)
 		list[i] = pgbackend.Child{Parent: g, Color: int(c.color), Key: int(c.key), Name: name, Timeout: time.Duration(c.timeout_ns), Operations: time.Duration(c.operations_ns), Options: optionsOf(c.options, c.n_options)}
 		for _, rank := range unsafe.Slice(c.left_out, int(c.n_left_out)) {

@@ -319,9 +319,9 @@ typedef enum sagecomm_settle {
 /* Whether group_shrink() aborts the parent first. In a shrink that ends outstanding operations each rank decides for
  * itself. */
 typedef enum sagecomm_aborts {
-  SAGECOMM_NO_ABORT = 0,
-  SAGECOMM_ABORTS_ELSEWHERE = 1, /* other ranks may, in the same shrink: this one has nothing outstanding */
+  SAGECOMM_NO_ABORT = 0,         /* 1, which let the library look for operations, is refused */
   SAGECOMM_ABORTS_HERE = 2,      /* this rank does: it has something outstanding, or calls that it has not issued yet */
+  SAGECOMM_ABORTS_ELSEWHERE = 3, /* other ranks may, in the same shrink: this one has nothing outstanding */
 } sagecomm_aborts;
 
 /* This rank's part in a group that is made of ranks of another one, its parent, see group_split() and group_shrink(). Fill

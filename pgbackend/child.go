@@ -39,9 +39,9 @@ type Aborts int
 
 // Values of Aborts, those of sagecomm_aborts in sagecomm.h.
 const (
-	NoAbort         Aborts = iota
-	AbortsElsewhere        // other ranks may, in the same shrink
-	AbortsHere             // this rank does
+	NoAbort         Aborts = 0
+	AbortsHere      Aborts = 2 // this rank does
+	AbortsElsewhere Aborts = 3 // other ranks may, in the same shrink
 )
 
 // place is what a rank tells the others of a split.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -96,15 +95,13 @@ func onThread(e *runner.Event) bool { return e.Phase != runner.PhaseQueue && e.P
 
 // thread is the state of merged for one thread. Its fields are indices in the list of stages, or -1 for none.
 type thread struct {
-	stage, wait int // the last stage and the last wait
-	sleep       int // the last sleep; at most one stage follows it
-	before      int // the stage before that sleep
+	stage, wait int // the last stage, or sleep, and the last wait
 }
 
 // merged returns events with adjacent stages merged, in the order in which they begin on each thread. The runner records a
 // stage as many short events, one for each chunk, and inside them a wait for each peer, which often takes no time. Waits are
-// merged with waits only, because they lie inside other stages. A thread that yields its core while it waits attempts the same
-// stage after each yield: merged makes the attempts between two sleeps part of one sleep.
+// merged with waits only, because they lie inside other stages. The runner has merged the sleeps of a thread that yields its
+// core while it waits, which attempts the same stage after each yield.
 func merged(events []runner.Event) []stage {
 	list := make([]stage, 0, len(events))
 	threads := map[int]*thread{}
@@ -116,7 +113,7 @@ func merged(events []runner.Event) []stage {
 		}
 		t := threads[e.Thread]
 		if t == nil {
-			t = &thread{-1, -1, -1, -1}
+			t = &thread{-1, -1}
 			threads[e.Thread] = t
 		}
 		switch {
@@ -125,43 +122,12 @@ func merged(events []runner.Event) []stage {
 				t.wait = len(list)
 				list = append(list, stage{*e, 1})
 			}
-		case e.Phase == runner.PhaseSleep:
-			if t.sleep >= 0 && t.sleep > t.stage && list[t.sleep].extend(e) || t.idle(list, e) {
-				continue
-			}
-			t.sleep, t.before = len(list), t.stage
-			list = append(list, stage{*e, 1})
-		case t.stage < 0 || t.sleep > t.stage || !list[t.stage].extend(e):
-			if t.sleep >= 0 && t.sleep < t.stage { // a second stage follows the sleep, so the wait is over
-				t.sleep = -1
-			}
+		case t.stage < 0 || !list[t.stage].extend(e):
 			t.stage = len(list)
 			list = append(list, stage{*e, 1})
 		}
 	}
-	return slices.DeleteFunc(list, func(s stage) bool { return s.count == 0 })
-}
-
-// idle reports whether the last stage was an attempt that moved nothing between the last sleep and the sleep e. If so, it
-// merges the last sleep, the attempt and e into one sleep.
-func (t *thread) idle(list []stage, e *runner.Event) bool {
-	if t.sleep < 0 || t.before < 0 || t.stage <= t.sleep {
-		return false
-	}
-	before, sleep, attempt := &list[t.before], &list[t.sleep], &list[t.stage]
-	if !before.same(&attempt.Event) || before.Chunk != attempt.Chunk || !sleep.same(e) || sleep.Peer != e.Peer ||
-		attempt.Begin.Sub(sleep.End) > mergedGap || e.Begin.Sub(attempt.End) > mergedGap {
-		return false
-	}
-	if t.wait >= 0 && !list[t.wait].Begin.Before(attempt.Begin) {
-		list[t.wait].count = 0
-		t.wait = -1
-	}
-	attempt.count = 0
-	sleep.count++
-	sleep.End = e.End
-	t.stage = t.before
-	return true
+	return list
 }
 
 // same reports whether e belongs to the same stage of the same operation as s.

@@ -37,30 +37,3 @@ func TestAdjacentStagesBecomeOneEvent(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
-
-// A thread that yields while it waits attempts the same stage again and again: all but the first and the last attempt are part
-// of one sleep. A stage of another chunk is no attempt at the same one.
-func TestAttemptsBetweenSleepsBecomeOneSleep(t *testing.T) {
-	start := time.Unix(1000, 0)
-	const us = time.Microsecond
-	var events []runner.Event
-	add := func(phase runner.Phase, chunk uint64, peer int, from, to time.Duration) {
-		events = append(events, runner.Event{Phase: phase, Number: 1, Thread: 7, Peer: peer, Chunk: chunk, Begin: start.Add(from), End: start.Add(to)})
-	}
-	for i := range time.Duration(5) {
-		add(runner.PhaseWait, 3, 1, 5*i*us, (5*i+2)*us)
-		add(runner.PhaseReduceSlots, 3, -1, 5*i*us, (5*i+2)*us)
-		add(runner.PhaseSleep, 0, 1, (5*i+2)*us, (5*i+5)*us)
-	}
-	add(runner.PhaseReduceSlots, 3, -1, 25*us, 30*us)
-	add(runner.PhaseReduceSlots, 4, -1, 40*us, 42*us)
-	add(runner.PhaseSleep, 0, 1, 42*us, 44*us)
-	got := []string{}
-	for _, s := range observe.Merged(events) {
-		got = append(got, fmt.Sprintf("%v %d: %d of %v", s.Phase, s.Chunk, s.Count(), s.End.Sub(s.Begin)))
-	}
-	want := []string{"wait 3: 1 of 2µs", "reduce 3: 1 of 2µs", "sleep 0: 5 of 23µs", "reduce 3: 1 of 5µs", "reduce 4: 1 of 2µs", "sleep 0: 1 of 2µs"}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q", got)
-	}
-}

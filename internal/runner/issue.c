@@ -48,7 +48,8 @@ static int drive_until(scr_group *g, scr_run *r, int64_t slice_end, scr_run **cu
     uint64_t since = scr_trace_clock(g);
     int32_t peer = at->peer;
     rc = scr_relax(g, at, &backoff, &g->shared->collective, slice_end);
-    if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, at, SCR_TRACE_SLEEP, since, peer, 0);
+    if (SCR_UNLIKELY(g->records.tracer != NULL))
+      scr_trace_add(g->records.tracer, at, SCR_TRACE_SLEEP, since, peer, 0, false);
     if (rc) return rc;
   }
 }

@@ -332,7 +332,7 @@ int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       if (r->coll.head < st->lag || r->coll.head - st->lag >= r->coll.chunks) continue;
       uint64_t began = scr_trace_clock(g);
       int rc = step(g, r, st, r->coll.head - st->lag);
-      scr_trace_step(g, r, st->action, began, r->coll.head - st->lag);
+      scr_trace_step(g, r, st->action, began, r->coll.head - st->lag, rc);
       if (SCR_UNLIKELY(rc)) return rc;
     }
     /* The last stage of a chunk is done: its slots may be used again, here and at the peers. */

@@ -38,8 +38,9 @@ bool scr_channel_is_there(const scr_group *g, int32_t rank, int32_t awaited, uin
 static inline uint64_t scr_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* Adds the spinning of a thread for a flag to the timeline, whether the flag came or not. */
-static inline void scr_spun(const scr_group *g, const scr_run *r, uint64_t since, int32_t peer) {
-  if (SCR_UNLIKELY(g->records.tracer != NULL)) scr_trace_add(g->records.tracer, r, SCR_TRACE_WAIT, since, peer, 0);
+static inline void scr_spun(const scr_group *g, const scr_run *r, uint64_t since, int32_t peer, bool came) {
+  if (SCR_UNLIKELY(g->records.tracer != NULL))
+    scr_trace_add(g->records.tracer, r, SCR_TRACE_WAIT, since, peer, 0, !came);
 }
 
 /* Returns 0 once the flag has risen to `need`, or SCR_BLOCKED after spinning. Then the run's flag, need and peer say
@@ -54,12 +55,12 @@ static inline int scr_await(scr_group *g, scr_run *r, _Atomic uint64_t *flag, ui
   for (uint32_t n = g->coll.spin_now; n > 0; n--) {
     scr_pause();
     if (atomic_load_explicit(flag, memory_order_acquire) >= need) {
-      scr_spun(g, r, since, peer);
+      scr_spun(g, r, since, peer, true);
       scr_note_waited(r);
       return 0;
     }
   }
-  scr_spun(g, r, since, peer);
+  scr_spun(g, r, since, peer, false);
   r->flag = flag;
   r->need = need;
   r->peer = peer;

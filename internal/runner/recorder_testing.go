@@ -5,6 +5,7 @@ package runner
 /*
 #include <stdlib.h>
 #include "recorder.h"
+#include "trace.h"
 
 // scr_test_recording makes a group that only records.
 static scr_group *scr_test_recording(uint32_t capacity) {
@@ -13,7 +14,13 @@ static scr_group *scr_test_recording(uint32_t capacity) {
   g->records.recorder = scr_recorder_new(capacity, false, NULL);
   return g;
 }
+// scr_test_timeline gives the group a timeline.
+static void scr_test_timeline(scr_group *g) { g->records.tracer = scr_tracer_new(); }
+static void scr_test_trace(scr_group *g, scr_run *r, int what, int peer, uint64_t chunk, _Bool idle) {
+  scr_trace_add(g->records.tracer, r, what, scr_ticks(), peer, chunk, idle);
+}
 static void scr_test_forget(scr_group *g) {
+  scr_tracer_free(g->records.tracer);
   scr_recorder_free(g->records.recorder);
   free(g);
 }
@@ -82,6 +89,9 @@ func newRecording(capacity int) *recording {
 
 func (r *recording) free() { C.scr_test_forget(r.c) }
 
+// timeline gives the group a timeline.
+func (r *recording) timeline() { C.scr_test_timeline(r.c) }
+
 // recordedRun is one operation of a recording.
 type recordedRun struct {
 	g *C.scr_group
@@ -97,6 +107,11 @@ func (r recordedRun) queue() { C.scr_test_queue(r.g, r.c) }
 
 // await makes the operation one that has started and waits for a peer.
 func (r recordedRun) await(peer int) { C.scr_test_await(r.c, C.int(peer)) }
+
+// trace adds an event to the timeline. idle says that nothing has moved.
+func (r recordedRun) trace(phase Phase, peer int, chunk uint64, idle bool) {
+	C.scr_test_trace(r.g, r.c, C.int(phase), C.int(peer), C.uint64_t(chunk), C._Bool(idle))
+}
 
 func (r recordedRun) start() { C.scr_test_start(r.g, r.c) }
 

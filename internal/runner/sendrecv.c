@@ -410,7 +410,7 @@ int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       }
       uint64_t began = scr_trace_clock(g);
       int rc = carry_out(&w, s, &moved);
-      scr_trace_step(g, r, s->op, began, w.k);
+      scr_trace_step(g, r, s->op, began, w.k, rc);
       if (SCR_UNLIKELY(rc)) return rc;
     }
     if (m->average && r->coll.head >= m->max_lag) average(&(where){g, r, r->coll.head - m->max_lag});

@@ -164,6 +164,11 @@ static void run(const char *library, char *dir) {
   char json[1 << 14];
   CHECK(api->group_stats(group, json, sizeof json) > 0 && strstr(json, "\"all_reduce\"") != NULL);
 
+  sagecomm_child child = {
+      .struct_size = sizeof child, .parent = group, .aborts = 1}; /* which had another meaning once */
+  sagecomm_group made = 0;
+  CHECK(api->group_shrink(&child, 1, &made, &err) == SAGECOMM_INVALID && strstr(err.message, "aborts is 1") != NULL);
+
   fail_group(group);
   CHECK(api->group_destroy(group, &err) == SAGECOMM_OK && err.status == SAGECOMM_INTERNAL);
   CHECK(api->group_destroy(group, &err) == SAGECOMM_INVALID);

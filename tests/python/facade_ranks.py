@@ -291,6 +291,7 @@ def aborts(rank: int, size: int, store: str) -> str:
     """Rank 0 aborts its group with nothing outstanding. The operation of the others fails, and each can make a new
     group."""
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # else the watchdog of ProcessGroupNCCL ends the process
+    os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "1"  # else it waits for 60 s if it comes before abort()
     begin(rank, size, store)
     t = mine()
     dist.all_reduce(t)

@@ -344,6 +344,11 @@ func TestTokensAreSetForSomebody(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := tokenSetter{more: make(chan struct{}, 1)}
+		runs := func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.runs
+		}
 		for _, m := range members {
 			s.add(m)
 			for range 2 {
@@ -351,12 +356,12 @@ func TestTokensAreSetForSomebody(t *testing.T) {
 				time.Sleep(2 * idleTokens)
 				synctest.Wait()
 				require.EqualValues(t, beyond, m.own.load(tokenOf(filled, 0), 1))
-				require.True(t, s.runs)
+				require.True(t, runs())
 			}
 			s.remove(m)
 			time.Sleep(2 * idleTokens)
 			synctest.Wait()
-			require.False(t, s.runs)
+			require.False(t, runs())
 		}
 	})
 }

@@ -101,7 +101,7 @@ func TestMemoryOfGraphs(t *testing.T) {
 			capture(2, 4*leastScratch)
 			capture(3, 1)
 			require.Equal(t, []uintptr{1, 2}, r.has(), "graphs use it")
-			r.live = 0
+			r.live.Store(0)
 			capture(4, 1)
 			if untold == nil {
 				require.Equal(t, []uintptr{2}, r.has())
@@ -116,7 +116,7 @@ func TestMemoryOfGraphs(t *testing.T) {
 			waits, threads := goroutinesIn("awaitGraphs")
 			require.Equal(t, untold == nil, waits == 1)
 			require.Zero(t, threads)
-			r.live = 0
+			r.live.Store(0)
 			time.Sleep(time.Second) // of the bubble's clock
 			synctest.Wait()
 			if untold == nil {

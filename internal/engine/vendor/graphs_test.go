@@ -3,6 +3,7 @@ package vendor
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -170,18 +171,18 @@ func TestOperationsOfACaptureAreInOrder(t *testing.T) {
 type graphsOf struct {
 	device.Capturer
 	untold error
-	live   int
+	live   atomic.Int64
 	number uint64 // of the capture when it is asked for
 }
 
 func (g *graphsOf) NewGraphCount() device.GraphCount { return g }
-func (g *graphsOf) Live() int                        { return g.live }
+func (g *graphsOf) Live() int                        { return int(g.live.Load()) }
 
 func (g *graphsOf) CaptureOf(device.Stream) (uint64, error) { return g.number, nil }
 
 func (g *graphsOf) Add(device.Stream) error {
 	if g.untold == nil {
-		g.live++
+		g.live.Add(1)
 	}
 	return g.untold
 }
@@ -203,7 +204,8 @@ func TestGraphsThatAreDestroyed(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, left := range [][2]int{{2, 0}, {0, 1}, {0, 0}} {
-		one.live, two.live = left[0], left[1]
+		one.live.Store(int64(left[0]))
+		two.live.Store(int64(left[1]))
 		require.Equal(t, Graphs{Live: left[0] + left[1]}, e.Graphs())
 		require.Equal(t, left[0] > 0, first.hasGraphs(), "those of another communicator are none of it")
 		require.Equal(t, left[1] > 0, second.hasGraphs())
