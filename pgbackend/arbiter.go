@@ -351,10 +351,11 @@ func (a *arbiter) step() bool {
 	return true
 }
 
-// look looks for members that have left. They read nothing any more.
+// look looks for members that have left, among those that this one watches: what such a member has sent for the verdict comes over the same link, in
+// front of its farewell. They read nothing any more.
 func (a *arbiter) look() {
 	for j := range a.known {
-		if j != a.self && !a.known[j] && a.left(j) {
+		if a.links[j] != nil && !a.known[j] && a.left(j) {
 			a.known[j], a.backlog[j] = true, backlog{}
 			a.member.Left(j)
 		}

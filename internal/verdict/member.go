@@ -106,13 +106,14 @@ func (m *Member) Answer(record string) {
 
 // StoreLost takes note that the store cannot be reached, or does not answer. Answer takes what comes later all the same.
 func (m *Member) StoreLost() {
-	m.noStore = true
-	m.mind(m.Pending())
 	m.settle()
+	m.noStore = true
+	waits := m.Pending()
 	if m.verdict == "" && m.asked != 0 {
 		m.promise(m.asked)
 	}
 	m.act()
+	m.mind(waits)
 }
 
 // LinkLost takes note that the link to a member is lost. Where not all watch each other, the end of a link to one that has left is news only once
@@ -139,7 +140,7 @@ func (m *Member) Take(f Frame, over int) error {
 	case f.Kind == Lost:
 		m.learn(f.Ends[1], f.Ends[0])
 	case f.To != m.self:
-		if f.Hops > 1 {
+		if f.Hops > 1 && (f.Kind != Want || m.wantable(f.To)) {
 			f.Hops--
 			m.route(f)
 		}
@@ -153,7 +154,11 @@ func (m *Member) Take(f Frame, over int) error {
 
 func (m *Member) handle(f Frame, over int) {
 	if f.Kind == Cause && m.sparse {
-		m.pass(f.Ballot, f.Record, over)
+		from := m.self
+		if f.From == over { // else that member may have passed on an answer for this one that it has not taken itself
+			from = over
+		}
+		m.pass(f.Ballot, f.Record, from)
 	}
 	if f.Kind == Cause && m.verdict != "" { // such frames come with links that are lost
 		return

@@ -31,10 +31,17 @@ func (m *Member) mind(of bool) {
 	}
 }
 
-// Want asks a member to make a link to this one. The frame may be lost on its way.
+// Want asks a member to make a link to this one. The frame may be lost on its way. A member that has left is not asked: those that it watched
+// would pass the request to each other until its hops are used up.
 func (m *Member) Want(to int) {
+	if m.wantable(to) {
+		m.send(Frame{Kind: Want, To: to})
+	}
+}
+
+func (m *Member) wantable(to int) bool {
 	m.settle()
-	m.send(Frame{Kind: Want, To: to})
+	return !m.lost(to)
 }
 
 // Left takes note that a member has left the group: its ranks have said goodbye on all lanes. It may live on, with its links, and answers

@@ -108,6 +108,46 @@ func TestWants(t *testing.T) {
 	require.Error(t, m.Take(Frame{Kind: Want, From: 1, To: 2, Hops: 1, Record: "x"}, 1))
 }
 
+// Nobody asks a member that has left, nor passes such a request on.
+func TestWantsOfWhoHasLeft(t *testing.T) {
+	for self, over := range map[int]int{1: 0, 3: 4} {
+		m := New(self, 5, func(i, j int) bool { return Watched(i, j, 5, 0) })
+		m.Left(2)
+		m.LinkLost(2)
+		m.Next()
+		m.Want(2)
+		require.Empty(t, m.Next().Send)
+		require.NoError(t, m.Take(Frame{Kind: Want, From: 0, To: 2, Hops: 4}, over))
+		require.Empty(t, m.Next().Send)
+	}
+}
+
+// CAUSE of one ballot crosses each link of a large group at most twice.
+func TestFramesOfAFailureOverFewLinks(t *testing.T) {
+	for _, members := range []int{65, 100} {
+		links := 0
+		watched := func(i, j int) bool { return Watched(i, j, members, AllWatch) }
+		for i := range members {
+			for j := range i {
+				if watched(i, j) {
+					links++
+				}
+			}
+		}
+		n := newNet(t, 1, members, watched)
+		n.m[2].Declare("x")
+		n.do(2)
+		for list := n.steps(); len(list) > 0; list = n.steps() {
+			list[n.r.IntN(len(list))]()
+		}
+		for i := range n.m {
+			require.Equal(t, "x", n.verdict[i])
+		}
+		t.Logf("%d members with %d links: %d frames", members, links, n.sent)
+		require.LessOrEqual(t, n.sent, 2*links)
+	}
+}
+
 // In a group with few links a farewell costs nothing as long as the store decides. Once somebody decides without it, who sees one tells the others.
 func TestFarewellsOverFewLinks(t *testing.T) {
 	circle := func(i, j int) bool { return Watched(i, j, 6, 0) }
