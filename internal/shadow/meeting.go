@@ -35,8 +35,11 @@ const mostDeparted = 1024
 func (s *Set) meet(l *tcp.Link, number uint64, to int) {
 	g, r := group{l, number}, remote{number, l.Peer()}
 	sides, farewells := s.unlinked[r], s.departed[number]
-	if s.met[g] || len(sides) == 0 && len(farewells) == 0 || l.Err() != nil {
+	if s.met[g] && len(sides) == 0 || len(sides) == 0 && len(farewells) == 0 || l.Err() != nil {
 		return
+	}
+	if s.met[g] {
+		farewells = nil // they have been said
 	}
 	s.met[g] = true
 	delete(s.unlinked, r)
@@ -59,12 +62,12 @@ func (s *Set) meet(l *tcp.Link, number uint64, to int) {
 }
 
 // attach puts the pairs of a side on a link, and makes those that are wanted, also where the rank has left meanwhile: what it has published goes out
-// first. It reports false for a side of which nothing is left.
+// first. It reports false for a side that has ended. One whose pairs have all ended is there for its farewell.
 // Requires: the lock of the set.
 func (x *side) attach(l *tcp.Link, m *pump) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.done.Load() || len(x.pairs) == 0 {
+	if x.done.Load() {
 		return false
 	}
 	x.link, x.pump = l, m
@@ -94,11 +97,12 @@ func (s *Set) Meet(l *tcp.Link, number uint64, to int) {
 	}
 }
 
-// Wants reports whether a rank of this process wants a link to a process that carries the group.
+// Wants reports whether a rank of this process wants a link to a process that carries the group. One that has left does not wait for it any longer than
+// the attempt that is under way takes.
 func (s *Set) Wants(number uint64, peer tcp.Identity, rank int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.unlinked[remote{number, peer}], func(x *side) bool { return x.rank == rank && x.wants() })
+	return slices.ContainsFunc(s.unlinked[remote{number, peer}], func(x *side) bool { return x.rank == rank && x.wants() && x.left.Load() == 0 })
 }
 
 func (x *side) wants() bool {
@@ -135,7 +139,7 @@ func (x *side) giveUp() (lost []func(error)) {
 		if !p.wanted {
 			return false
 		}
-		p.wanted = false
+		p.wanted, x.gaveUp = false, true
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.Config.Lost != nil {

@@ -188,6 +188,30 @@ func TestUnreachable(t *testing.T) {
 	w.eventually(w.a.ended)
 }
 
+// A link that is made after all, for the other end, tells that end when a rank leaves whose pairs have been lost.
+func TestMeetingBehindUnreachable(t *testing.T) {
+	w := newApart(t)
+	require.False(t, w.a.pair.Open())
+	w.a.Unreachable(5, w.b.id, 0, tcp.ErrDrop)
+	require.False(t, w.b.pair.Open())
+	_, l := w.link()
+	w.b.Meet(l, 5, 0)
+	w.eventually(func() bool {
+		x := w.a.pair.side
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.link != nil
+	})
+	w.a.leave()
+	w.a.pair.Wake()
+	w.eventually(w.a.pair.HasLeft)
+	w.eventually(func() bool { return w.b.remoteLeft() == 9 })
+	w.b.leave()
+	w.b.pair.Detach()
+	w.eventually(w.a.ended)
+	w.eventually(w.b.ended)
+}
+
 // A rank that has left, and to whose peer no link can be made, gives its memory back.
 func TestUnreachableBehindAGoodbye(t *testing.T) {
 	w := newApart(t)
@@ -195,6 +219,7 @@ func TestUnreachableBehindAGoodbye(t *testing.T) {
 	w.a.leave()
 	w.a.pair.Wake()
 	require.False(t, w.a.Flush(time.Millisecond))
+	require.False(t, w.a.Wants(5, w.b.id, 0), "nobody tries again for one that has left")
 	w.a.Unreachable(5, w.b.id, 0, tcp.ErrDrop)
 	w.eventually(w.a.ended)
 	require.True(t, w.a.Flush(soon))

@@ -19,6 +19,7 @@ type side struct {
 	link     *tcp.Link
 	group    uint64
 	rank     int
+	to       int                        // a rank at the other end
 	own      [runner.Lanes]runner.Words // of this rank; nobody reads them once done is set
 	left     *atomic.Uint64             // in those
 	need     func()                     // asks for a link; nil where all processes of the group have one from the beginning. See meeting.go
@@ -28,6 +29,7 @@ type side struct {
 	mu      sync.Mutex // before that of a pair
 	pairs   []*Pair
 	wanted  bool // a pair is wanted, and there is no link yet
+	gaveUp  bool // pairs have ended because no link could be made; if there is one later, the other end waits for LEFT
 	leaving bool // this rank has left: no pair is made any more
 	told    bool // LEFT is being sent, or was; for the pump alone
 }
@@ -50,7 +52,7 @@ func (s *Set) sideOf(c *Config, m *pump) *side {
 		}
 		x.mu.Unlock()
 	}
-	x := &side{set: s, pump: m, link: c.Link, group: c.Group, rank: c.Rank, need: c.Need}
+	x := &side{set: s, pump: m, link: c.Link, group: c.Group, rank: c.Rank, to: c.To, need: c.Need}
 	x.find(c)
 	x.mu.Lock()
 	if c.Link == nil {
@@ -126,12 +128,12 @@ func (x *side) sayLeft() (moved bool, err error) {
 		return false, nil
 	}
 	x.told = true
-	if len(x.pairs) == 0 { // nobody is left to tell
+	if len(x.pairs) == 0 && !x.gaveUp { // nobody is left to tell
 		x.done.Store(true)
 		x.mu.Unlock()
 		return true, nil
 	}
-	h := tcp.Header{Kind: tcp.Left, Group: x.group, From: uint32(x.rank), To: uint32(x.pairs[0].To), Number: x.left.Load()}
+	h := tcp.Header{Kind: tcp.Left, Group: x.group, From: uint32(x.rank), To: uint32(x.to), Number: x.left.Load()}
 	state := x.lastState(h.Number)
 	x.mu.Unlock()
 	if err := x.link.Send(0, &h, state); err != nil {
