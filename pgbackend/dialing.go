@@ -66,9 +66,9 @@ func notInTime(to linkedProcess, all []error) string {
 	return text
 }
 
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again. The error has
-// the reasons of the last attempt that ended by itself, if there is one.
-func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again, and the other
+// process has not made the link for that long. The error has the reasons of the last attempt that ended by itself, if there is one.
+func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, patience time.Duration) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	began := time.Now()
 	if bytes.Compare(n.id[:], id[:]) > 0 {
@@ -81,13 +81,13 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Li
 		}
 		switch {
 		case link != nil || ctx.Err() != nil:
-		case everywhere(err, isAny(handshake.ErrRefused, io.EOF, io.ErrUnexpectedEOF)) && refusals < mostRefusals:
+		case everywhere(err, isAny(handshake.ErrRefused, io.EOF, io.ErrUnexpectedEOF)) && (refusals < mostRefusals || time.Since(began) < patience):
 			refusals++
 			if link = n.node.Await(ctx, id, refusalPause); link == nil && ctx.Err() == nil {
 				continue
 			}
 		case !everywhere(err, refused):
-			link = n.node.Await(ctx, id, otherWay)
+			link = n.node.Await(ctx, id, max(otherWay, patience))
 		}
 		if link == nil && (ctx.Err() != nil || !mayPass(err, time.Since(began))) {
 			return nil, errors.Join(ctx.Err(), cmp.Or(why, err))

@@ -115,7 +115,7 @@ func TestLinkThatIsNotMadeInTime(t *testing.T) {
 	l, to, told := dialerTo(t, silent)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err = l.linkTo(ctx, to)
+	_, err = l.linkTo(ctx, to, 0)
 	f := told(err)
 	require.NoError(t, expect(f, coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets: "+silent.Addr().String()+": ", "i/o timeout"))
 	require.NotContains(t, f.Message, "context deadline exceeded")
@@ -156,7 +156,7 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 					_ = accepted.Close()
 				}
 			}()
-			_, err = l.linkTo(ctx, to)
+			_, err = l.linkTo(ctx, to, 0)
 			require.Error(t, err)
 			require.Equal(t, c.refused, errors.Is(err, handshake.ErrRefused), "%v", err)
 			require.Equal(t, !c.refused, errors.Is(err, unix.ECONNRESET), "%v", err)

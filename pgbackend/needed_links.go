@@ -15,13 +15,20 @@ import (
 // This file makes links of a group at first need: in a large one a process begins with links to those that it watches, and needs few others
 // (docs/protocol.md, section 16, Links at first need).
 
-// wantEvery is the time between two requests to the other process to make the link: one may be lost with a process on its way.
-const wantEvery = time.Second
+const (
+	wantEvery = time.Second // between two requests to the other process to make the link: one may be lost with a process on its way
+	// mostDials bounds the links that a process makes at once for a group that it has. Thousands would keep each other from being made in time.
+	mostDials = 64
+)
+
+// neededWait is how long a process that is refused waits for the other one, which perhaps can dial. It may be asked late. Tests change it.
+var neededWait = noWayLimit
 
 // neededLinks are the links that a rank makes for a group that it has.
 type neededLinks struct {
 	mu     sync.Mutex
-	making map[int]bool // by process, of those to which a link is being made: it was needed again meanwhile
+	making map[int]bool  // by process, of those to which a link is being made: it was needed again meanwhile
+	dials  chan struct{} // has a value for each of them that is dialed
 }
 
 // watched reports whether two processes of the group watch each other.
@@ -37,7 +44,7 @@ func (l *groupLinks) need(process, rank int, a *arbiter) {
 		return
 	}
 	if n.making == nil {
-		n.making = map[int]bool{}
+		n.making, n.dials = map[int]bool{}, make(chan struct{}, mostDials)
 	}
 	n.making[process] = false
 	go func() {
@@ -56,13 +63,16 @@ func (l *groupLinks) need(process, rank int, a *arbiter) {
 }
 
 // makeNeeded makes the link to a process. Where that is not refused and takes long, it reports that it is to be tried again, if the rank wants the link:
-// the process there may be stopped, which is no failure.
+// the process there may be stopped, which is no failure. A rank that does not want it, but is asked for it, asks nobody, and loses nothing if there is
+// no way.
 func (l *groupLinks) makeNeeded(process, rank int, a *arbiter) (again bool) {
 	to, set := l.processes[process], l.network.set
 	peer := tcp.Identity(to.at.ID)
+	wants := func() bool { return set.Wants(l.number, peer, rank) }
+	lost := wants()
 	err := errors.New("internal error: a panic, whose stack is on standard error")
 	defer func() {
-		if err != nil && !again {
+		if err != nil && !again && lost {
 			set.Unreachable(l.number, peer, rank, err)
 		}
 	}()
@@ -71,14 +81,29 @@ func (l *groupLinks) makeNeeded(process, rank int, a *arbiter) (again bool) {
 	defer cancel()
 	go func() {
 		defer recoverFrom("a link of a group")
-		askForLink(ctx, func() { a.want(process) })
+		askForLink(ctx, func() {
+			if wants() {
+				a.want(process)
+			}
+		})
 	}()
 	var link *tcp.Link
-	if link, err = l.linkTo(ctx, to); err == nil {
+	if link, err = l.needed.link(ctx, func() (*tcp.Link, error) { return l.linkTo(ctx, to, neededWait) }); err == nil {
 		set.Meet(link, l.number, to.ranks[0])
 		err = link.Err() // then it may carry nothing
 	}
-	return ctx.Err() != nil && set.Wants(l.number, peer, rank)
+	return ctx.Err() != nil && wants()
+}
+
+// link makes a link when fewer than mostDials are being made.
+func (n *neededLinks) link(ctx context.Context, dial func() (*tcp.Link, error)) (*tcp.Link, error) {
+	select {
+	case n.dials <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-n.dials }()
+	return dial()
 }
 
 // askForLink asks the other process to make a link, until the context ends: perhaps only that one can dial.
@@ -114,6 +139,9 @@ func (g *Group) linkWanted(member int) {
 		return
 	}
 	defer g.life.release()
+	if !g.links.sparse { // no process of such a group sends that
+		return
+	}
 	g.links.need(member, g.rank, g.arbiter)
 }
 

@@ -179,8 +179,51 @@ func TestLinkFromTheOtherSide(t *testing.T) {
 	require.NoError(t, asError(<-received))
 }
 
+// asked counts the requests for links that come to a group.
+type asked struct {
+	servedGroup
+	n atomic.Int64
+}
+
+func (a *asked) linkWanted(member int) {
+	a.n.Add(1)
+	a.servedGroup.linkWanted(member)
+}
+
+// Who wants a link asks for it once a second until it is there. Who is asked does not ask back.
+func TestRequestsForLinksEnd(t *testing.T) {
+	w := newLargeWorld(t, "012345")
+	far := farthest(t, w)
+	counts := map[int]*asked{}
+	for _, rank := range []int{0, far} {
+		g := w.groups[rank]
+		counts[rank] = &asked{servedGroup: g}
+		a := g.arbiter
+		a.mu.Lock()
+		a.groups[slices.Index(a.groups, servedGroup(g))] = counts[rank]
+		a.mu.Unlock()
+	}
+	began := time.Now()
+	for range 200 {
+		require.NoError(t, asError(message(w.groups[0], coll.Send, far, 100)))
+		require.NoError(t, asError(message(w.groups[far], coll.Recv, 0, 100)))
+		w.groups[0].linkWanted(far) // as if a late request had come
+	}
+	require.LessOrEqual(t, counts[far].n.Load()+counts[0].n.Load(), 2+2*int64(time.Since(began)/wantEvery))
+	for rank, c := range counts {
+		a := w.groups[rank].arbiter
+		a.mu.Lock()
+		a.groups[slices.Index(a.groups, servedGroup(c))] = w.groups[rank]
+		a.mu.Unlock()
+	}
+	w.destroy()
+	requireNoNetworks(t)
+}
+
 // Where neither can, the group fails, and names the rank.
 func TestNoLinkAtNeed(t *testing.T) {
+	defer func(real time.Duration) { neededWait = real }(neededWait)
+	neededWait = otherWay
 	w := newLargeWorld(t, "012345")
 	far := farthest(t, w)
 	nowhere(t, w.groups[0], far)
@@ -223,8 +266,8 @@ func TestRanksOfOneProcessInALargeGroup(t *testing.T) {
 
 // More processes than all watch each other, as the library counts.
 func TestGroupOfManyProcesses(t *testing.T) {
-	if testing.Short() {
-		t.Skip("many processes")
+	if testing.Short() || raceDetector {
+		t.Skip("many processes, with more goroutines than the race detector takes")
 	}
 	hosts := ""
 	for i := range 36 {
