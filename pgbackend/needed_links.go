@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sagecomm/internal/handshake"
@@ -15,20 +16,22 @@ import (
 // This file makes links of a group at first need: in a large one a process begins with links to those that it watches, and needs few others
 // (docs/protocol.md, section 16, Links at first need).
 
-const (
-	wantEvery = time.Second // between two requests to the other process to make the link: one may be lost with a process on its way
-	// mostDials bounds the links that a process makes at once for a group that it has. Thousands would keep each other from being made in time.
-	mostDials = 64
-)
+// wantEvery is the time between two requests to the other process to make the link: one may be lost with a process on its way.
+const wantEvery = time.Second
 
-// neededWait is how long a process that is refused waits for the other one, which perhaps can dial. It may be asked late. Tests change it.
-var neededWait = noWayLimit
+// mostDials bounds the connections that a network dials at once for links at first need. Thousands would keep each other from being made in time.
+// Tests change it.
+var mostDials = 64
+
+// neededWait is how long a process that is refused goes on, and waits for the other one, which perhaps can dial: it may be asked late. Tests change it.
+var neededWait atomic.Int64
+
+func init() { neededWait.Store(int64(noWayLimit)) }
 
 // neededLinks are the links that a rank makes for a group that it has.
 type neededLinks struct {
 	mu     sync.Mutex
-	making map[int]bool  // by process, of those to which a link is being made: it was needed again meanwhile
-	dials  chan struct{} // has a value for each of them that is dialed
+	making map[int]bool // by process, of those to which a link is being made: it was needed again meanwhile
 }
 
 // watched reports whether two processes of the group watch each other.
@@ -44,7 +47,7 @@ func (l *groupLinks) need(process, rank int, a *arbiter) {
 		return
 	}
 	if n.making == nil {
-		n.making, n.dials = map[int]bool{}, make(chan struct{}, mostDials)
+		n.making = map[int]bool{}
 	}
 	n.making[process] = false
 	go func() {
@@ -68,11 +71,14 @@ func (l *groupLinks) need(process, rank int, a *arbiter) {
 func (l *groupLinks) makeNeeded(process, rank int, a *arbiter) (again bool) {
 	to, set := l.processes[process], l.network.set
 	peer := tcp.Identity(to.at.ID)
-	wants := func() bool { return set.Wants(l.number, peer, rank) }
-	lost := wants()
+	waits := func() bool {
+		_, waits := set.Wants(l.number, peer, rank)
+		return waits
+	}
+	wanted, _ := set.Wants(l.number, peer, rank)
 	err := errors.New("internal error: a panic, whose stack is on standard error")
 	defer func() {
-		if err != nil && !again && lost {
+		if err != nil && !again && wanted {
 			set.Unreachable(l.number, peer, rank, err)
 		}
 	}()
@@ -82,28 +88,37 @@ func (l *groupLinks) makeNeeded(process, rank int, a *arbiter) (again bool) {
 	go func() {
 		defer recoverFrom("a link of a group")
 		askForLink(ctx, func() {
-			if wants() {
+			if waits() {
 				a.want(process)
 			}
 		})
 	}()
 	var link *tcp.Link
-	if link, err = l.needed.link(ctx, func() (*tcp.Link, error) { return l.linkTo(ctx, to, neededWait) }); err == nil {
+	if link, err = l.linkTo(ctx, to, time.Duration(neededWait.Load())); err == nil {
 		set.Meet(link, l.number, to.ranks[0])
 		err = link.Err() // then it may carry nothing
 	}
-	return ctx.Err() != nil && wants()
+	return ctx.Err() != nil && waits()
 }
 
-// link makes a link when fewer than mostDials are being made.
-func (n *neededLinks) link(ctx context.Context, dial func() (*tcp.Link, error)) (*tcp.Link, error) {
-	select {
-	case n.dials <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
+// dialNeeded makes a link to a process, or finds that the other end has made it. It waits until fewer than mostDials are dialed.
+func (l *groupLinks) dialNeeded(ctx context.Context, to linkedProcess) (*tcp.Link, error) {
+	n, id := l.network, tcp.Identity(to.at.ID)
+	look := time.NewTicker(otherWay)
+	defer look.Stop()
+	for {
+		if link := n.node.Await(ctx, id, 0); link != nil {
+			return link, nil
+		}
+		select {
+		case n.dials <- struct{}{}:
+			defer func() { <-n.dials }()
+			return n.node.Link(ctx, id, to.at.At, l.space)
+		case <-look.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
-	defer func() { <-n.dials }()
-	return dial()
 }
 
 // askForLink asks the other process to make a link, until the context ends: perhaps only that one can dial.

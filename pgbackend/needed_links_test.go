@@ -57,8 +57,17 @@ func farthest(t *testing.T, w *world) int {
 	return 0
 }
 
-// A large group begins with the links of the watch graph. Those that its operations need come then, and no others.
+// shortWait lets a process give up early where it is refused.
+func shortWait(t *testing.T) {
+	t.Helper()
+	real := neededWait.Swap(int64(otherWay))
+	t.Cleanup(func() { neededWait.Store(real) })
+}
+
+// A large group begins with the links of the watch graph. Those that its operations need come then, and no others, however few are dialed at once.
 func TestLargeGroupsMakeLinksAtNeed(t *testing.T) {
+	defer func(real int) { mostDials = real }(mostDials)
+	mostDials = 1
 	w := newLargeWorld(t, twelve)
 	n := len(twelve)
 	require.Less(t, 0, farthest(t, w))
@@ -222,13 +231,30 @@ func TestRequestsForLinksEnd(t *testing.T) {
 
 // Where neither can, the group fails, and names the rank.
 func TestNoLinkAtNeed(t *testing.T) {
-	defer func(real time.Duration) { neededWait = real }(neededWait)
-	neededWait = otherWay
+	shortWait(t)
 	w := newLargeWorld(t, "012345")
 	far := farthest(t, w)
 	nowhere(t, w.groups[0], far)
 	nowhere(t, w.groups[far], 0)
 	require.NoError(t, expect(message(w.groups[0], coll.Recv, far, 100), coll.PeerFailure, w.groups[0].who(far)))
+	w.destroy()
+	requireNoNetworks(t)
+}
+
+// Memory of a rank that has left is given back also where a link that it wanted cannot be made, and who began to make it was the other end.
+func TestNoLinkBehindAGoodbye(t *testing.T) {
+	shortWait(t)
+	w := newLargeWorld(t, "012345")
+	far := farthest(t, w)
+	nowhere(t, w.groups[0], far)
+	nowhere(t, w.groups[far], 0)
+	w.groups[0].linkWanted(far)
+	require.NoError(t, asError(message(w.groups[0], coll.Send, far, 100)))
+	require.NoError(t, w.groups[0].Destroy())
+	require.Eventually(t, func() bool {
+		Get().sweep()
+		return w.groups[0].life.now() == freed
+	}, opTimeout, time.Millisecond)
 	w.destroy()
 	requireNoNetworks(t)
 }

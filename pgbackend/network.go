@@ -58,7 +58,9 @@ type network struct {
 	set  *shadow.Set
 	at   []netip.AddrPort // where it listens
 	told []netip.AddrPort // where others dial it
-	worn atomic.Bool      // a link was lost that a group needed, and no such link is made again: later groups get another network
+
+	dials chan struct{} // has a value for each connection that is dialed for a link at first need
+	worn  atomic.Bool   // a link was lost that a group needed, and no such link is made again: later groups get another network
 
 	// Guarded by networks.mu:
 	users  int // groups

@@ -97,12 +97,17 @@ func (s *Set) Meet(l *tcp.Link, number uint64, to int) {
 	}
 }
 
-// Wants reports whether a rank of this process wants a link to a process that carries the group. One that has left does not wait for it any longer than
-// the attempt that is under way takes.
-func (s *Set) Wants(number uint64, peer tcp.Identity, rank int) bool {
+// Wants reports whether a rank of this process wants a link to a process that carries the group, and whether it waits for it. A rank that has left does
+// not wait, but what it has published may go out by the attempt that is under way.
+func (s *Set) Wants(number uint64, peer tcp.Identity, rank int) (wanted, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.unlinked[remote{number, peer}], func(x *side) bool { return x.rank == rank && x.wants() && x.left.Load() == 0 })
+	for _, x := range s.unlinked[remote{number, peer}] {
+		if x.rank == rank && x.wants() {
+			return true, x.left.Load() == 0
+		}
+	}
+	return false, false
 }
 
 func (x *side) wants() bool {

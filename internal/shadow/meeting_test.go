@@ -45,6 +45,13 @@ func (w *apart) link() (a, b *tcp.Link) {
 	return a, w.b.node.Await(ctx, w.a.id, soon)
 }
 
+// wants reports whether rank 0 waits for a link.
+func (w *apart) wants() bool {
+	wanted, waits := w.a.Wants(5, w.b.id, 0)
+	require.Equal(w, wanted, waits)
+	return waits
+}
+
 func (w *apart) eventually(f func() bool, why ...any) {
 	w.Helper()
 	require.Eventually(w, f, soon, time.Millisecond, why...)
@@ -100,10 +107,10 @@ func TestMeetWithoutNeed(t *testing.T) {
 	l, _ := w.link()
 	w.a.Meet(l, 5, 1)
 	require.False(t, w.a.pair.linked.Load())
-	require.False(t, w.a.Wants(5, w.b.id, 0))
+	require.False(t, w.wants())
 	require.False(t, w.a.Needs(l))
 	require.False(t, w.a.pair.Open())
-	require.True(t, w.a.Wants(5, w.b.id, 0))
+	require.True(t, w.wants())
 	w.a.Meet(l, 5, 1)
 	require.True(t, w.a.pair.made.Load())
 	require.True(t, w.a.Needs(l))
@@ -219,7 +226,9 @@ func TestUnreachableBehindAGoodbye(t *testing.T) {
 	w.a.leave()
 	w.a.pair.Wake()
 	require.False(t, w.a.Flush(time.Millisecond))
-	require.False(t, w.a.Wants(5, w.b.id, 0), "nobody tries again for one that has left")
+	wanted, waits := w.a.Wants(5, w.b.id, 0)
+	require.True(t, wanted)
+	require.False(t, waits, "nobody tries again for one that has left")
 	w.a.Unreachable(5, w.b.id, 0, tcp.ErrDrop)
 	w.eventually(w.a.ended)
 	require.True(t, w.a.Flush(soon))
