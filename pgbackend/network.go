@@ -13,6 +13,7 @@ import (
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
+	"sagecomm/internal/verdict"
 )
 
 // This file has the links of this process to processes of other hosts, which its groups share. linking.go makes those of one group.
@@ -27,6 +28,9 @@ const (
 	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
 	mostApart = 256         // processes of a group over several hosts: nobody has tried what more of them cost
 )
+
+// allWatch is the largest number of processes of a group of which every two watch each other, and have a link from the beginning. Tests change it.
+var allWatch = verdict.AllWatch
 
 // mostStrangers bounds the connections that have proved nothing yet, unless groups of so many processes are being made that these may have more. Tests
 // change it.
@@ -54,7 +58,9 @@ type network struct {
 	set  *shadow.Set
 	at   []netip.AddrPort // where it listens
 	told []netip.AddrPort // where others dial it
-	worn atomic.Bool      // a link was lost that a group needed, and no such link is made again: later groups get another network
+
+	dials chan struct{} // has a value for each connection that is dialed for a link at first need
+	worn  atomic.Bool   // a link was lost that a group needed, and no such link is made again: later groups get another network
 
 	// Guarded by networks.mu:
 	users  int // groups
@@ -64,6 +70,7 @@ type network struct {
 	mu       sync.Mutex
 	joints   map[uint64]*joint // by the number of their group
 	linkings map[*linking]bool // of groups that are being made
+	kept     []handshake.Space // keys of groups that have ended, the oldest one first
 }
 
 // joint is what the ranks of this process have in common of a group over several hosts.

@@ -5,12 +5,14 @@ import "math/bits"
 // routes is what a member knows of the links between members.
 type routes struct {
 	self, members int
-	gone          []set   // by member: members to which its link is lost
+	gone          []set   // by member: members to which its link is lost, or to which there is none
+	sparse        bool    // not all members watch each other
 	noticed       [][]int // by member: members to which it has noticed that the link is lost, as the first end of which this one knows that
 	left          set     // members that have left the group, and answer and pass on nothing
 	broken        set     // members to which the own link is lost, so that nothing that comes over it counts
 	stale         bool    // via is older than what it follows from
 	via           []int   // by member: the first link of a shortest path to it, -1: there is none. See fresh
+	viaLeft       []int   // where not all watch each other, the same to a member that has left, as far as its links are not known to be lost
 }
 
 // set is a set of members.
@@ -20,13 +22,29 @@ func newSet(members int) set { return make(set, (members+63)/64) }
 func (s set) add(i int)      { s[i/64] |= 1 << (i % 64) }
 func (s set) has(i int) bool { return s[i/64]&(1<<(i%64)) != 0 }
 
-func newRoutes(self, members int) routes {
+func newRoutes(self, members int, watched func(i, j int) bool) routes {
 	r := routes{self: self, members: members, noticed: make([][]int, members), left: newSet(members), broken: newSet(members)}
 	for range members {
 		r.gone = append(r.gone, newSet(members))
 	}
+	if watched != nil {
+		r.leaveOut(watched)
+	}
 	r.find()
 	return r
+}
+
+// leaveOut takes the links out that there are not.
+func (r *routes) leaveOut(watched func(i, j int) bool) {
+	for i := range r.members {
+		for j := range r.members {
+			if i != j && !watched(i, j) {
+				r.gone[i].add(j)
+				r.sparse = true
+			}
+		}
+	}
+	copy(r.broken, r.gone[r.self])
 }
 
 // cut takes the link of an end, which has noticed that, to another member out, and reports whether it was there.
@@ -86,10 +104,10 @@ func (r *routes) fresh() {
 
 // find finds the shortest paths.
 func (r *routes) find() {
-	r.via = make([]int, r.members)
+	r.via, r.viaLeft = make([]int, r.members), make([]int, r.members)
 	rest := newSet(r.members) // members to which no path was found yet
 	for j := range r.via {
-		r.via[j] = -1
+		r.via[j], r.viaLeft[j] = -1, -1
 		if j != r.self && !r.left.has(j) {
 			rest.add(j)
 		}
@@ -105,14 +123,26 @@ func (r *routes) find() {
 				}
 				at = append(at, j)
 			}
+			if r.sparse && at[0] != r.self {
+				for found := r.left[w] &^ r.gone[at[0]][w]; found != 0; found &= found - 1 {
+					if j := 64*w + bits.TrailingZeros64(found); r.viaLeft[j] < 0 {
+						r.viaLeft[j] = r.via[at[0]]
+					}
+				}
+			}
 		}
 	}
 }
 
-// hop returns the member over whose link a frame goes first.
+// hop returns the member over whose link a frame goes first. A frame of who does not know yet that its receiver has left goes to those that watch that
+// one: they are to tell of it.
 func (r *routes) hop(to int) (over int, ok bool) {
 	r.fresh()
-	return r.via[to], r.via[to] >= 0 && to != r.self
+	over = r.via[to]
+	if over < 0 {
+		over = r.viaLeft[to]
+	}
+	return over, over >= 0 && to != r.self
 }
 
 // lost reports whether no path of links leads to a member, or whether it has left.
