@@ -66,16 +66,17 @@ func notInTime(to linkedProcess, all []error) string {
 	return text
 }
 
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again, and has done
-// so for that long. A link at first need is dialed with such patience. The error has the reasons of the last attempt that ended by itself, if there is one.
-func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, patience time.Duration) (link *tcp.Link, err error) {
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again, for a time at
+// least: a link at first need is dialed for longer than one of the rendezvous. The error has the reasons of the last attempt that ended by itself, if
+// there is one.
+func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, atLeast time.Duration) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	began := time.Now()
 	if bytes.Compare(n.id[:], id[:]) > 0 {
 		link = n.node.Await(ctx, id, firstDial)
 	}
 	dial := func() (*tcp.Link, error) { return n.node.Link(ctx, id, to.at.At, l.space) }
-	if patience > 0 {
+	if atLeast > 0 {
 		dial = func() (*tcp.Link, error) { return l.dialNeeded(ctx, to) }
 	}
 	var why error
@@ -85,7 +86,7 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, patience time
 		}
 		switch {
 		case link != nil || ctx.Err() != nil:
-		case everywhere(err, isAny(handshake.ErrRefused, io.EOF, io.ErrUnexpectedEOF)) && (refusals < mostRefusals || time.Since(began) < patience):
+		case everywhere(err, isAny(handshake.ErrRefused, io.EOF, io.ErrUnexpectedEOF)) && (refusals < mostRefusals || time.Since(began) < atLeast):
 			refusals++
 			if link = n.node.Await(ctx, id, refusalPause); link == nil && ctx.Err() == nil {
 				continue
@@ -93,7 +94,7 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, patience time
 		case !everywhere(err, refused):
 			link = n.node.Await(ctx, id, otherWay)
 		}
-		final := !mayPass(err, time.Since(began)) && (everywhere(err, refused) || time.Since(began) >= patience)
+		final := !mayPass(err, time.Since(began)) && (everywhere(err, refused) || time.Since(began) >= atLeast)
 		if link == nil && (ctx.Err() != nil || final) {
 			return nil, errors.Join(ctx.Err(), cmp.Or(why, err))
 		}

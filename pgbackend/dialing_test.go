@@ -127,7 +127,7 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		linger, attempts int
 		refused          bool
-		patience         time.Duration
+		atLeast         time.Duration
 	}{"closed": {-1, 1 + mostRefusals, true, 0}, "reset": {0, 3, false, 0}, "reset, of a link at first need": {0, 3, false, time.Minute}} {
 		t.Run(name, func(t *testing.T) {
 			if !c.refused {
@@ -157,7 +157,7 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 					_ = accepted.Close()
 				}
 			}()
-			_, err = l.linkTo(ctx, to, c.patience)
+			_, err = l.linkTo(ctx, to, c.atLeast)
 			require.Error(t, err)
 			require.Equal(t, c.refused, errors.Is(err, handshake.ErrRefused), "%v", err)
 			require.Equal(t, !c.refused, errors.Is(err, unix.ECONNRESET), "%v", err)
@@ -173,11 +173,11 @@ func TestNobodyListens(t *testing.T) {
 	require.NoError(t, err)
 	l, to, _ := dialerTo(t, listener)
 	require.NoError(t, listener.Close())
-	for _, patience := range []time.Duration{0, otherWay + otherWay/2} {
+	for _, atLeast := range []time.Duration{0, otherWay + otherWay/2} {
 		began := time.Now()
-		_, err = l.linkTo(t.Context(), to, patience)
+		_, err = l.linkTo(t.Context(), to, atLeast)
 		require.ErrorIs(t, err, unix.ECONNREFUSED)
-		require.GreaterOrEqual(t, time.Since(began), patience)
+		require.GreaterOrEqual(t, time.Since(began), atLeast)
 	}
 	require.Empty(t, l.network.dials)
 }
