@@ -127,7 +127,7 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		linger, attempts int
 		refused          bool
-		atLeast         time.Duration
+		atLeast          time.Duration
 	}{"closed": {-1, 1 + mostRefusals, true, 0}, "reset": {0, 3, false, 0}, "reset, of a link at first need": {0, 3, false, time.Minute}} {
 		t.Run(name, func(t *testing.T) {
 			if !c.refused {
