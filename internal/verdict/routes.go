@@ -12,7 +12,7 @@ type routes struct {
 	broken        set     // members to which the own link is lost, so that nothing that comes over it counts
 	stale         bool    // via is older than what it follows from
 	via           []int   // by member: the first link of a shortest path to it, -1: there is none. See fresh
-	viaLeft       []int   // where not all watch each other, the same to a member that has left, as far as its links are not known to be lost
+	viaLeft       []int   // where not all watch each other: the same over paths in which members that have left stand, too
 }
 
 // set is a set of members.
@@ -20,6 +20,7 @@ type set []uint64
 
 func newSet(members int) set { return make(set, (members+63)/64) }
 func (s set) add(i int)      { s[i/64] |= 1 << (i % 64) }
+func (s set) remove(i int)   { s[i/64] &^= 1 << (i % 64) }
 func (s set) has(i int) bool { return s[i/64]&(1<<(i%64)) != 0 }
 
 func newRoutes(self, members int, watched func(i, j int) bool) routes {
@@ -104,38 +105,53 @@ func (r *routes) fresh() {
 
 // find finds the shortest paths.
 func (r *routes) find() {
-	r.via, r.viaLeft = make([]int, r.members), make([]int, r.members)
-	rest := newSet(r.members) // members to which no path was found yet
-	for j := range r.via {
-		r.via[j], r.viaLeft[j] = -1, -1
-		if j != r.self && !r.left.has(j) {
-			rest.add(j)
+	there := newSet(r.members)
+	for j := range r.members {
+		if !r.left.has(j) {
+			there.add(j)
 		}
 	}
-	r.via[r.self] = r.self
-	for at := []int{r.self}; len(at) > 0; at = at[1:] {
-		for w := range rest {
-			for found := rest[w] &^ r.gone[at[0]][w]; found != 0; found &= found - 1 {
-				j := 64*w + bits.TrailingZeros64(found)
-				rest[w] &^= 1 << (j % 64)
-				if r.via[j] = r.via[at[0]]; at[0] == r.self {
-					r.via[j] = j
-				}
-				at = append(at, j)
-			}
-			if r.sparse && at[0] != r.self {
-				for found := r.left[w] &^ r.gone[at[0]][w]; found != 0; found &= found - 1 {
-					if j := 64*w + bits.TrailingZeros64(found); r.viaLeft[j] < 0 {
-						r.viaLeft[j] = r.via[at[0]]
-					}
-				}
-			}
+	r.via = r.search(there)
+	if r.viaLeft = r.via; r.sparse {
+		all := newSet(r.members)
+		for j := range r.members {
+			all.add(j)
 		}
+		r.viaLeft = r.search(all)
 	}
 }
 
-// hop returns the member over whose link a frame goes first. A frame of who does not know yet that its receiver has left goes to those that watch that
-// one: they are to tell of it.
+// search returns the first link of a shortest path to each member, over members of a set. A path does not begin with a member that has left: this one
+// tells of its link there.
+func (r *routes) search(over set) []int {
+	first := make([]int, r.members)
+	rest := append(set(nil), over...) // members to which no path was found yet
+	for j := range first {
+		first[j] = -1
+	}
+	first[r.self] = r.self
+	rest.remove(r.self)
+	for at := []int{r.self}; len(at) > 0; at = at[1:] {
+		for w := range rest {
+			found := rest[w] &^ r.gone[at[0]][w]
+			if at[0] == r.self {
+				found &^= r.left[w]
+			}
+			for ; found != 0; found &= found - 1 {
+				j := 64*w + bits.TrailingZeros64(found)
+				rest.remove(j)
+				if first[j] = first[at[0]]; at[0] == r.self {
+					first[j] = j
+				}
+				at = append(at, j)
+			}
+		}
+	}
+	return first
+}
+
+// hop returns the member over whose link a frame goes first. Where no path is left, a frame goes over members that have left, up to the one before
+// them: that one is to tell of the farewell, since the sender does not know of it.
 func (r *routes) hop(to int) (over int, ok bool) {
 	r.fresh()
 	over = r.via[to]
