@@ -19,7 +19,8 @@ struct Call {
   explicit Call(const OpInfo& opInfo) : info(opInfo) {
   }
   // `served` are the devices of the group.
-  Call(const OpInfo& opInfo, sagecomm_kind kind, const Devices& served) : info(opInfo), buffers(&served) {
+  Call(const OpInfo& opInfo, sagecomm_kind kind, const Devices& served)
+      : info(opInfo), buffers(&served, kind < SAGECOMM_SEND) {
     op.kind = static_cast<uint8_t>(kind);
   }
 

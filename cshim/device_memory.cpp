@@ -13,6 +13,7 @@
 #include "core.hpp"
 #include "device_work.hpp"
 #include "errors.hpp"
+#include "in_flight.hpp"
 #include "relaxed.hpp"
 
 namespace sagecomm {
@@ -24,10 +25,8 @@ bool DeviceWork::mayRelease() const {
 // Memory is given back without the mutex, because an allocator may wait.
 void DeviceWork::release() noexcept {
   std::vector<at::Tensor> tensors;
-  std::vector<at::Tensor> outputs;
   std::lock_guard<std::mutex> lock(memory_);
   tensors.swap(tensors_);
-  outputs.swap(outputs_);
 }
 
 void DeviceWork::ended() noexcept {
@@ -76,12 +75,10 @@ void DeviceWork::abandon() noexcept {
 }
 
 void DeviceWork::leak() noexcept {
-  for (std::vector<at::Tensor>* const tensors : {&tensors_, &outputs_}) {
-    for (at::Tensor& t : *tensors) {
-      static_cast<void>(t.unsafeReleaseTensorImpl());
-    }
-    tensors->clear();
+  for (at::Tensor& t : tensors_) {
+    static_cast<void>(t.unsafeReleaseTensorImpl());
   }
+  tensors_.clear();
 }
 
 bool DeviceWork::isOver() const noexcept {
@@ -89,26 +86,32 @@ bool DeviceWork::isOver() const noexcept {
   return ended_.load(std::memory_order_relaxed) && tensors_.empty();
 }
 
-bool DeviceWork::writes(const at::Tensor& t) const {
-  if (t.device() != device_ || !(joined() || hasEnded())) {
+bool DeviceWork::writes(const Footprint& memory) const {
+  if (!joined() && !hasEnded()) {
     return false;
   }
   std::lock_guard<std::mutex> lock(memory_);
-  return std::any_of(outputs_.begin(), outputs_.end(), [&](const at::Tensor& output) { return overlap(output, t); });
+  return !tensors_.empty() && std::any_of(outputs_.begin(), outputs_.end(), [&](const Footprint& output) {
+    return overlap(output, memory);
+  });
 }
 
 std::optional<std::string> DeviceWork::fault() const {
   if (!start_ || isInCapture() || forked()) {
     return std::nullopt;
   }
+  const c10::OptionalDeviceGuard on(device_);
   try {
-    const c10::OptionalDeviceGuard on(device_);
-    if (captureOf(current()) != Capture::kYes) {
-      const Relaxed captures(device_.type());
-      start_->query();
+    if (captureOf(current()) == Capture::kYes) {
+      return std::nullopt;
     }
+  } catch (const c10::Error&) { // of this device, or a capture of another thread refuses the question: the event tells
+  }
+  try {
+    const Relaxed captures(device_.type());
+    start_->query();
     return std::nullopt;
-  } catch (...) {
+  } catch (const c10::Error&) {
     return firstLine(reasonOf(std::current_exception()));
   }
 }
@@ -130,6 +133,7 @@ bool DeviceWork::failIfBroken(sagecomm_group group, const char* op, uint64_t seq
         device_.str().c_str(),
         why->c_str());
     abandon();
+    InFlight::abandon(device_); // in front of the failure, by which other threads give up tensors
     static_cast<void>(core().group_fail(group, &fault, static_cast<uint8_t>(device_.type()), nullptr));
     return true;
   } catch (const std::exception&) { // no memory for the text

@@ -51,7 +51,7 @@ void leakMemory(const c10::Storage& storage) {
 
 } // namespace
 
-DeviceWork::DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<at::Tensor>&& outputs)
+DeviceWork::DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<Footprint> outputs)
     : device_(device),
       deviceName_(c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       bridge_{},
@@ -110,11 +110,18 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
 // They alone make the streams of several operations wait for each other: a peer may bring what one recv needs only when it has
 // got what a later operation in the stream of another one sends.
 void DeviceWork::issued(Buffers& buffers) noexcept {
+  queueEnd(buffers);
+  promised_.clear(); // the Future has them
+}
+
+// What is gathered comes into the stream of the last part: that of an earlier one may have become full, and another group's.
+void DeviceWork::queueEnd(Buffers& buffers) noexcept {
   if (joins_.empty() || !ends_.empty() || broken_) { // parts of a coalesced call end later
     return;
   }
   try {
     if (buffers.staged()) {
+      std::swap(joins_.front(), joins_.back());
       join(joins_);
       joins_.resize(1, joins_.front());
       const c10::StreamGuard on(joins_.front());
@@ -147,9 +154,6 @@ void DeviceWork::succeed(Buffers& buffers) {
     return;
   }
   std::vector<c10::Stream> writers;
-  if (buffers.staged()) { // copies back come behind those parts, too, that were queued whole
-    writers = joins_;
-  }
   for (End& end : ends_) {
     noteAcquired(end.word); // the library has read the input and written the output in pinned memory
     if (end.copies.empty()) {
@@ -162,6 +166,12 @@ void DeviceWork::succeed(Buffers& buffers) {
     }
     queueWrite(end.stream, word, end.value);
     addOnce(writers, end.stream);
+  }
+  // Copies back come behind those parts, too, that were queued whole; see queueEnd() for the order.
+  if (buffers.staged()) {
+    for (auto part = joins_.rbegin(); part != joins_.rend(); ++part) {
+      addOnce(writers, *part);
+    }
   }
   store();
   // An operation that has used no stream of the library is in the current one, which is being captured.
@@ -431,8 +441,11 @@ int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noe
     try {
       if (first) {
         w.endEvents_.push_back(std::make_unique<c10::Event>(w.device_.type()));
+      } else { // the stream of the last part is the last one
+        std::rotate(w.joins_.begin() + at, w.joins_.begin() + at + 1, w.joins_.end());
+        std::rotate(w.endEvents_.begin() + at, w.endEvents_.begin() + at + 1, w.endEvents_.end());
       }
-      w.endEvents_[at]->record(in);
+      w.endEvents_.back()->record(in);
       w.keepPromise();
     } catch (...) { // an event that was not recorded would be one for which nobody waits
       w.broken_ = std::current_exception();

@@ -32,9 +32,10 @@ namespace sagecomm {
 // the thread that completes the operation uses it, and then any thread may ask and wait. No function needs the GIL.
 class DeviceWork {
  public:
-  // `tensors` are all whose memory the operation uses, those of the user and copies that stand for some; `outputs` are those of the user
-  // that it writes. They stay alive until the operation has ended on the host, and its device has passed it or a stream waits for it.
-  DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<at::Tensor>&& outputs);
+  // `tensors` are all whose memory the operation uses, those of the user and copies that stand for some; `outputs` are where those of the
+  // user lie that a collective writes. The tensors stay alive until the operation has ended on the host, and its device has passed it or
+  // the stream of the call waits for it.
+  DeviceWork(c10::Device device, std::vector<at::Tensor>&& tensors, std::vector<Footprint> outputs);
   // Ends the operation if that was not done.
   ~DeviceWork();
   DeviceWork(const DeviceWork&) = delete;
@@ -46,7 +47,7 @@ class DeviceWork {
   // never kept.
   void describe(sagecomm_op& op, bool async);
 
-  // Asks for future(). `outputs` are its value.
+  // Asks for takeFuture(). `outputs` are its value.
   void promise(c10::ArrayRef<at::Tensor> outputs) {
     promised_ = outputs.vec();
     promises_ = true;
@@ -65,10 +66,10 @@ class DeviceWork {
     return joined_;
   }
 
-  // Returns a complete Future whose waiters wait for this operation and for nothing that was issued later; null where the operation has
-  // several streams, or promise() was not called. Requires: joined().
-  const c10::intrusive_ptr<c10::ivalue::Future>& future() const {
-    return future_;
+  // Returns, once, a complete Future whose waiters wait for this operation and for nothing that was issued later; null where the operation
+  // has several streams or is not joined, or promise() was not called. It holds the outputs. Requires: issued() was called.
+  c10::intrusive_ptr<c10::ivalue::Future> takeFuture() {
+    return joined_ ? std::move(future_) : nullptr;
   }
   // Reports whether the current stream is being captured, and must not wait for this operation, which is in no graph. Requires: the operation is
   // joined or has ended.
@@ -100,8 +101,8 @@ class DeviceWork {
   void releaseIfPassed() noexcept;
   // Reports whether it has ended and holds no tensors.
   bool isOver() const noexcept;
-  // Reports whether it writes memory of the tensor, and a stream can wait for its end.
-  bool writes(const at::Tensor& t) const;
+  // Reports whether it is a collective that writes the memory, and a stream can wait for its end.
+  bool writes(const Footprint& memory) const;
 
   // Asks the device, while the operation waits on the host for its own stream. If the device is out of order, the group fails on all ranks,
   // since nothing that is queued there will end. Reports whether that is so. Requires: issued() was called.
@@ -164,6 +165,7 @@ class DeviceWork {
   void use(const c10::Stream& stream);
   void recordEnd(const c10::Stream& stream);
   void keepPromise() noexcept;
+  void queueEnd(Buffers& buffers) noexcept;
   // Makes the first of several streams come behind the others.
   static void join(const std::vector<c10::Stream>& streams);
   void store() noexcept;
@@ -178,7 +180,7 @@ class DeviceWork {
 
   mutable std::mutex memory_; // guards what follows, once the operation is issued; who holds it waits for nothing
   std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> outputs_;
+  const std::vector<Footprint> outputs_;
   bool waited_ = false;
 
   std::atomic<bool> ended_{false};

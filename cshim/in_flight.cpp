@@ -29,8 +29,8 @@ InFlight::All& InFlight::all() {
   return *the;
 }
 
-InFlight::InFlight(sagecomm_group group, const char* op, std::shared_ptr<DeviceWork> work) {
-  own_.push_back({group, op, 0, std::move(work)});
+InFlight::InFlight(sagecomm_group group, const void* scope, const char* op, std::shared_ptr<DeviceWork> work) {
+  own_.push_back({group, scope, op, 0, std::move(work)});
 }
 
 void InFlight::enter(uint64_t sequence) noexcept {
@@ -70,7 +70,7 @@ void InFlight::sweep(size_t most) noexcept {
   }
 }
 
-void InFlight::awaitOutputs(const at::Tensor& t) {
+void InFlight::awaitOutputs(const Footprint& read, const void* scope) {
   if (forked()) { // a thread of the parent may have had the mutex
     return;
   }
@@ -79,13 +79,13 @@ void InFlight::awaitOutputs(const at::Tensor& t) {
     All& the = all();
     std::lock_guard<std::mutex> lock(the.mutex);
     for (const Entry& entry : the.entries) {
-      if (entry.work->writes(t)) {
+      if (entry.scope == scope && entry.work->writes(read)) {
         writers.push_back(entry.work);
       }
     }
   }
   for (const std::shared_ptr<DeviceWork>& work : writers) {
-    if (!work->isInCapture() && !work->refusesCapture()) {
+    if (!work->isInCapture() && !work->passed() && !work->refusesCapture()) {
       work->awaitInCurrentStream();
     }
   }
@@ -103,7 +103,6 @@ void InFlight::failIfBroken(sagecomm_group group) noexcept {
   }
   for (const Entry& entry : under) {
     if (entry.work->failIfBroken(entry.group, entry.op, entry.sequence)) {
-      abandon(entry.work->device());
       return;
     }
   }

@@ -9,8 +9,6 @@
 #include <list>
 #include <memory>
 
-#include <ATen/core/Tensor.h>
-
 #include "device_work.hpp"
 #include "sagecomm.h"
 
@@ -19,14 +17,16 @@ namespace sagecomm {
 // InFlight is the place of one operation, made before it is issued, when memory may still run out.
 class InFlight {
  public:
-  InFlight(sagecomm_group group, const char* op, std::shared_ptr<DeviceWork> work);
+  // `scope` tells the groups of the process apart, as Buffers::scope() does.
+  InFlight(sagecomm_group group, const void* scope, const char* op, std::shared_ptr<DeviceWork> work);
 
   // Enters the operation, unless nothing is left of it, and looks at a few others. Requires: issued() of the work was called. Called once.
   void enter(uint64_t sequence) noexcept;
 
-  // Makes the current stream of the tensor's device wait for operations that write the tensor and have their ends queued. For copies that
-  // are made of inputs in that stream. Does nothing while it is being captured, and in a forked child.
-  static void awaitOutputs(const at::Tensor& t);
+  // Makes the current stream of the device wait for collectives of a group that write the memory and have their ends queued. For copies of
+  // inputs that a collective of the same group makes in that stream: all ranks issue these in one order, so none waits for a later one. Does
+  // nothing while the stream is being captured, and in a forked child.
+  static void awaitOutputs(const Footprint& read, const void* scope);
 
   // Fails the group if the device of an operation that it has under way is out of order, for which the operation would wait for ever.
   static void failIfBroken(sagecomm_group group) noexcept;
@@ -40,6 +40,7 @@ class InFlight {
  private:
   struct Entry {
     sagecomm_group group;
+    const void* scope;
     const char* op; // a constant
     uint64_t sequence;
     std::shared_ptr<DeviceWork> work;

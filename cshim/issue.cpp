@@ -209,7 +209,7 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   std::optional<CallInCore> inCore;
   std::optional<InFlight> inFlight;
   if (C10_UNLIKELY(device != nullptr)) {
-    inFlight.emplace(group, call.info.name, device);
+    inFlight.emplace(group, call.buffers.scope(), call.info.name, device);
     inCore.emplace(*this, group);
   }
   Issued issued;

@@ -171,18 +171,18 @@ void Buffers::setDevice(c10::Device device) {
 }
 
 void Buffers::noteOutput(const at::Tensor& t) {
-  if (C10_UNLIKELY(device_ != nullptr)) {
-    device_->outputs.push_back(t);
+  if (C10_UNLIKELY(device_ != nullptr) && collective_) {
+    device_->outputs.emplace_back(t);
   }
 }
 
 void Buffers::prepareCopy(const at::Tensor& t) const {
-  if (device_ != nullptr) {
-    InFlight::awaitOutputs(t);
+  if (device_ != nullptr && collective_) {
+    InFlight::awaitOutputs(Footprint(t), served_);
   }
 }
 
-std::vector<at::Tensor> Buffers::deviceOutputs() const {
+const std::vector<Footprint>& Buffers::deviceOutputs() const {
   return device_->outputs;
 }
 
@@ -312,31 +312,35 @@ void Buffers::setOutBlocks() {
 
 namespace {
 
-// Runs describes the bytes of a tensor: stretches of `run` bytes whose distances are multiples of `step`. A step of 0 means
-// that there is one stretch.
-struct Runs {
-  size_t run;
-  size_t step;
-
-  explicit Runs(const at::Tensor& t) : run(t.element_size()), step(0) {
-    c10::SmallVector<std::pair<size_t, size_t>, 8> dims; // stride in bytes, size
-    for (int64_t d = 0; d < t.dim(); d++) {
-      if (t.size(d) > 1) {
-        dims.emplace_back(static_cast<size_t>(t.stride(d)) * t.element_size(), static_cast<size_t>(t.size(d)));
-      }
-    }
-    std::sort(dims.begin(), dims.end());
-    for (const auto& [stride, size] : dims) {
-      if (step == 0 && stride == run) {
-        run *= size;
-      } else {
-        step = std::gcd(step, stride);
-      }
-    }
+// The same for two extents that meet.
+bool runsMeet(const Extent& first, const Runs& x, const Extent& second, const Runs& y) {
+  const size_t step = std::gcd(x.step, y.step);
+  if (step == 0) {
+    return true;
   }
-};
+  const size_t ahead = second.from >= first.from ? static_cast<size_t>(second.from - first.from) % step
+                                                 : (step - static_cast<size_t>(first.from - second.from) % step) % step;
+  return ahead < x.run || ahead + y.run > step;
+}
 
 } // namespace
+
+Runs::Runs(const at::Tensor& t) : run(t.element_size()), step(0) {
+  c10::SmallVector<std::pair<size_t, size_t>, 8> dims; // stride in bytes, size
+  for (int64_t d = 0; d < t.dim(); d++) {
+    if (t.size(d) > 1) {
+      dims.emplace_back(static_cast<size_t>(t.stride(d)) * t.element_size(), static_cast<size_t>(t.size(d)));
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  for (const auto& [stride, size] : dims) {
+    if (step == 0 && stride == run) {
+      run *= size;
+    } else {
+      step = std::gcd(step, stride);
+    }
+  }
+}
 
 void multiply(const at::Tensor& to, const at::Tensor& input, const at::Tensor& factor) {
   const Plainly plainly;
@@ -367,15 +371,11 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (!first.meets(second)) {
     return false;
   }
-  const Runs x(a);
-  const Runs y(b);
-  const size_t step = std::gcd(x.step, y.step);
-  if (step == 0) {
-    return true;
-  }
-  const size_t ahead = second.from >= first.from ? static_cast<size_t>(second.from - first.from) % step
-                                                 : (step - static_cast<size_t>(first.from - second.from) % step) % step;
-  return ahead < x.run || ahead + y.run > step;
+  return runsMeet(first, Runs(a), second, Runs(b));
+}
+
+bool overlap(const Footprint& a, const Footprint& b) {
+  return a.device == b.device && a.extent.meets(b.extent) && runsMeet(a.extent, a.runs, b.extent, b.runs);
 }
 
 bool sameMemory(const at::Tensor& a, const at::Tensor& b) {
@@ -391,6 +391,7 @@ void Buffers::keep(Buffers& other) {
   other.copies_.clear();
   other.copyBack_.clear();
   if (C10_UNLIKELY(other.device_ != nullptr)) {
+    served_ = other.served_;
     if (device_ == nullptr) {
       device_ = std::make_unique<OnDevice>(OnDevice{other.device_->device, {}, {}});
     }

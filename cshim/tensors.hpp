@@ -16,14 +16,49 @@
 
 namespace sagecomm {
 
+// Extent reaches from the first byte of a tensor to behind its last one. It is empty for a tensor without elements.
+struct Extent {
+  const char* from;
+  const char* end;
+
+  bool meets(const Extent& other) const {
+    return from < other.end && other.from < end;
+  }
+};
+
+Extent extentOf(const at::Tensor& t);
+
+// Runs describes the bytes of a tensor: stretches of `run` bytes whose distances are multiples of `step`. A step of 0 means
+// that there is one stretch.
+struct Runs {
+  size_t run;
+  size_t step;
+
+  explicit Runs(const at::Tensor& t);
+};
+
+// Footprint is the memory of a tensor as it was when it was made, however the tensor changes.
+struct Footprint {
+  c10::Device device;
+  Extent extent;
+  Runs runs;
+
+  explicit Footprint(const at::Tensor& t) : device(t.device()), extent(extentOf(t)), runs(t) {
+  }
+};
+
+// Reports whether two tensors may have memory in common, as overlap() does.
+bool overlap(const Footprint& a, const Footprint& b);
+
 // Buffers is the memory of one operation. A contiguous copy stands for a tensor that is not a plain block of memory (not
 // contiguous, or a lazy conjugate or negative); copyBack() writes outputs back. Buffers do not keep the user's own tensors
 // alive: the call does so for a synchronous operation, the Work for one that outlives the call. All tensors of an operation are
 // on the CPU or on one other device.
 class Buffers {
  public:
-  // `served` are the devices of the group and outlive the Buffers; null: the CPU.
-  explicit Buffers(const Devices* served = nullptr) : served_(served) {
+  // `served` are the devices of the group and outlive the Buffers; null: the CPU. `collective`: the operation is no p2p operation.
+  explicit Buffers(const Devices* served = nullptr, bool collective = false)
+      : served_(served), collective_(collective) {
   }
   using Segments = c10::SmallVector<sagecomm_segment, 8>;
   using Blocks = c10::SmallVector<uint64_t, 8>;
@@ -84,8 +119,12 @@ class Buffers {
   void setDevice(c10::Device device);
   // Returns all tensors on the device whose memory the operation uses, copies included.
   std::vector<at::Tensor> deviceTensors() const;
-  // Returns the user's tensors on the device that the operation writes.
-  std::vector<at::Tensor> deviceOutputs() const;
+  // Returns where the user's tensors on the device lie that a collective writes, copies aside.
+  const std::vector<Footprint>& deviceOutputs() const;
+  // Tells the groups of the process apart. A window has that of its operations.
+  const void* scope() const {
+    return served_;
+  }
   // The sagecomm_dtype of all tensors: an operation has one type.
   uint8_t dtype() const {
     return dtype_ == kNoType ? 0 : dtype_; // a barrier has no tensors
@@ -108,7 +147,7 @@ class Buffers {
   void check(const char* op, const char* role, size_t index, const at::Tensor& t);
   void checkDevice(const char* op, const char* role, size_t index, const at::Tensor& t);
   void noteOutput(const at::Tensor& t);
-  // Makes the current stream of a device come behind what this process has issued and what writes the tensor.
+  // For a collective: makes the current stream of a device come behind earlier ones of the group that write the tensor.
   void prepareCopy(const at::Tensor& t) const;
   // Refuses an output that is not a plain block and cannot be written back.
   static void checkWritable(const char* op, const char* role, size_t index, const at::Tensor& t);
@@ -118,7 +157,7 @@ class Buffers {
   struct OnDevice {
     c10::Device device;
     std::vector<at::Tensor> tensors; // the user's
-    std::vector<at::Tensor> outputs; // those of `tensors` that are written
+    std::vector<Footprint> outputs; // of those of `tensors` that a collective writes
   };
 
   Segments in_;
@@ -127,6 +166,7 @@ class Buffers {
   Blocks outBlocks_;
   uint8_t dtype_ = kNoType;
   const Devices* served_;
+  bool collective_;
   std::unique_ptr<OnDevice> device_; // null: the tensors are on the CPU
   std::vector<at::Tensor> copies_; // inputs' copies, alive until the operation has finished
   std::vector<std::pair<at::Tensor, at::Tensor>> copyBack_; // {the user's output, its copy}
@@ -139,18 +179,6 @@ void multiply(const at::Tensor& to, const at::Tensor& input, const at::Tensor& f
 
 // Reports whether all elements lie inside the tensor's storage.
 bool hasMemory(const at::Tensor& t);
-
-// Extent reaches from the first byte of a tensor to behind its last one. It is empty for a tensor without elements.
-struct Extent {
-  const char* from;
-  const char* end;
-
-  bool meets(const Extent& other) const {
-    return from < other.end && other.from < end;
-  }
-};
-
-Extent extentOf(const at::Tensor& t);
 
 // Reports whether two tensors may have memory in common. It is exact for views such as columns of one tensor; otherwise it
 // may report true for tensors that only interleave.

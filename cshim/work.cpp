@@ -57,6 +57,9 @@ Work::~Work() {
   if (handle_ != 0 && !forked() && !exiting()) {
     core().release(handle_); // never blocks, so the GIL stays where it is
   }
+  if (ordered_ && forked()) { // it has an event of a device whose driver does not exist here
+    static_cast<void>(ordered_.release());
+  }
 }
 
 void Work::notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKeys) {
@@ -294,11 +297,7 @@ void Work::cannotWrite(const GroupInfo& group, const std::string& why) {
 }
 
 bool Work::failIfBroken() const noexcept {
-  if (!device_ || !device_->failIfBroken(group_->group, name_, sequence_)) {
-    return false;
-  }
-  InFlight::abandon(device_->device());
-  return true;
+  return device_ && device_->failIfBroken(group_->group, name_, sequence_);
 }
 
 // What does not end in a slice may wait for a stream, which does not go on if its device is out of order.

@@ -73,6 +73,7 @@ class Work final : public c10d::Work {
   void notifyHooks(const Stopwatch& watch, std::vector<uint64_t>&& memberKeys);
   // Makes it the Work of an operation on a device. Requires: none of the following functions was called.
   void own(std::shared_ptr<DeviceWork> device) {
+    ordered_ = device->takeFuture();
     device_ = std::move(device);
   }
   // Completes a Work whose operation finished inside issue(). `handle` may be 0. An output that cannot be written becomes the error
@@ -197,6 +198,7 @@ class Work final : public c10d::Work {
 
   // Guarded by mutex_; made on request.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> ordered_; // see DeviceWork::takeFuture()
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
 
   // The memory that the core uses while the operation goes on. After attach() it belongs to the thread that

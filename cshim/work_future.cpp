@@ -66,11 +66,11 @@ void Work::waitBriefly() {
 // That of a joined operation is complete, and is replaced where the operation has failed since.
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   waitBriefly();
-  if (device_ && !hostWaits() && device_->future()) {
+  if (device_ && !hostWaits() && ordered_) {
     std::lock_guard<std::mutex> lock(mutex_);
     const bool failed = done() && error_ != nullptr;
     if (!future_ && !failed) {
-      future_ = device_->future();
+      future_ = ordered_;
     }
     if (future_ && (!failed || future_->hasError())) {
       return future_;

@@ -178,7 +178,8 @@ func announced(a runner.Announced) string {
 }
 
 // mismatch finds the first call in which this rank and the peer differ, as far back as both remember. External runs are compared
-// when later ones than that of the incident are under way.
+// when later ones than that of the incident are under way. Ranks whose calls are equal part only where one has read another
+// number of steps than the other, out of memory that a third one has spoiled.
 func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	through := max(t.Sequence, min(g.last(g.rank), g.last(t.Peer)))
@@ -197,6 +198,16 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 		// All calls up to this one are equal, so all ranks compute the same hash, and the hash in the peer's slot belongs to
 		// no call.
 		return g.corruptedIn(t, "hash of its calls")
+	}
+	if told := g.last(t.Peer); told > 0 && told < through && g.remote(t.Peer) == nil {
+		mine, ok := g.run.Announced(g.rank, told)
+		theirs, known := g.run.Announced(t.Peer, told)
+		if ok && known && mine.Hash == theirs.Hash {
+			f.Status = coll.Internal
+			f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: %s is in collective #%d and finds there a step of %s, which has called no more than #%d, and their calls are equal; a process has written where it should not: look for stray pointers in the processes of all ranks",
+				g.title(), g.number(g.rank), through, g.who(t.Peer), told)
+			return f
+		}
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
 		g.title(), g.rank, t.Peer, through, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))

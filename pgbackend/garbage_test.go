@@ -134,6 +134,17 @@ func TestHashThatIsNobodysIsSaidAtOnce(t *testing.T) {
 	expectScenario(t, "garbage", "a hash that fits no call", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f))
 }
 
+// A rank has filled the slot of a call that it has not made, and the calls before are equal: neither of the two is at fault.
+func TestStepsThatAreNotEqualAreSaidAtOnce(t *testing.T) {
+	const second = 128 + 8192 // from a small slot to the next one
+	w := newWorld(t, 2)
+	w.each(func(g *Group) error { return asError(sum(g, 2)) })
+	w.groups[1].poke(hostBlock, atHash+second, 77)
+	w.groups[1].poke(hostBlock, atHash-8+second, 2) // 1 + the number of the chunk
+	f := sum(w.groups[0], 2)
+	expectScenario(t, "garbage", "more steps in equal calls", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f))
+}
+
 // Errors name the value that is wrong in a collective made of messages, or in the lengths of an all_to_all. Rank 1 calls first, so
 // that rank 0 finds what it has written.
 func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {

@@ -79,6 +79,34 @@ def memory_is_used_again(strided: bool, waits: bool, allocator: Allocator) -> No
         assert allocator.used(size) == 0, "memory is kept"
 
 
+def memory_goes_with_the_wait(allocator: Allocator) -> None:
+    x = torch.full((3, N), mine(), device=accelerator())
+    torch.accelerator.synchronize()
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    until(work.is_success)
+    size = x.nbytes
+    work.wait()
+    del x, work
+    gc.collect()
+    assert allocator.used(size) == 0, "no other operation is needed"
+
+
+def memory_is_taken_away() -> None:
+    """As FSDP does, when the device has passed the operation, and no stream of the call waits for it."""
+    x = torch.full((5, N), mine(), device=accelerator())
+    torch.accelerator.synchronize()
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    with torch.cuda.stream(torch.cuda.Stream()):
+        work.wait()
+    torch.accelerator.synchronize()
+    x.untyped_storage().resize_(0)
+    y = torch.full((N, 2), mine(), device=accelerator())
+    dist.all_reduce(y[:, ::2])
+    expect(y[:, ::2], SUM)
+
+
 def under_fake_cuda(rank: int, size: int, store: str) -> None:
     allocator = Allocator()
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
@@ -87,4 +115,6 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
         for waits in (True, False):
             memory_is_used_again(strided, waits, allocator)
             cuda_holds.check()
+    memory_goes_with_the_wait(allocator)
+    memory_is_taken_away()
     dist.destroy_process_group()

@@ -169,6 +169,20 @@ def not_contiguous() -> None:
     expect(y[:, ::2], -1)
 
 
+def crossing_parts_of_one_tensor() -> None:
+    """Rows come in, and columns between them go out: no send waits for the recv that is called before it."""
+    x = torch.full((2, 4, 4), mine(), device=accelerator())
+    torch.accelerator.synchronize()
+    receives = dist.irecv(x[:, 0, 1:3], peer())
+    sends = dist.isend(x[:, 1:3, 1], peer())
+    assert receives is not None
+    assert sends is not None
+    receives.wait()
+    sends.wait()
+    expect(x[:, 0, 1:3], 3 - mine())
+    expect(x[:, 1:], mine())
+
+
 def tensors_and_works_are_dropped() -> None:
     group = dist.distributed_c10d._get_default_group()
     for i in range(FEW):
@@ -284,6 +298,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     from_any_source,
     to_itself,
     not_contiguous,
+    crossing_parts_of_one_tensor,
     tensors_and_works_are_dropped,
     objects,
     batch,

@@ -446,15 +446,16 @@ func TestMemoryThatAPeerKeeps(t *testing.T) {
 			captureOn(t, m[0], 1)
 		}
 		synctest.Test(t, func(t *testing.T) {
-			within, freed := 0, make(chan struct{})
+			var within atomic.Int64
+			freed := make(chan struct{})
 			go func() {
-				m[0].Free(func(f func()) { within++; f(); within-- })
+				m[0].Free(func(f func()) { within.Add(1); f(); within.Add(-1) })
 				close(freed)
 			}()
 			time.Sleep(closeBound - longestPause)
 			synctest.Wait()
 			require.EqualValues(t, 1, d[0].released.Load(), "what it has of the peer")
-			require.Zero(t, within)
+			require.Zero(t, within.Load())
 			time.Sleep(10 * closeBound)
 			synctest.Wait()
 			select {
