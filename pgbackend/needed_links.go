@@ -142,6 +142,10 @@ const mostKeys = 1024
 func (n *network) keepKey(space handshake.Space) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if slices.Contains(n.kept, space) { // another rank of this process has left the same group: its key is counted twice
+		n.node.RemoveKey(space)
+		return
+	}
 	if n.kept = append(n.kept, space); len(n.kept) > mostKeys {
 		n.node.RemoveKey(n.kept[0])
 		n.kept = n.kept[1:]

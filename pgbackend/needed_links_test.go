@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/handshake"
 	"sagecomm/internal/transport/tcp"
 	"sagecomm/internal/verdict"
 )
@@ -227,6 +229,39 @@ func TestRequestsForLinksEnd(t *testing.T) {
 	}
 	w.destroy()
 	requireNoNetworks(t)
+}
+
+// A network keeps the keys of the last groups that have ended, each once, whatever the number of ranks here that were in it.
+func TestKeysOfGroupsThatHaveEnded(t *testing.T) {
+	l, _, _ := dialerTo(t)
+	n := l.network
+	leave := func(group uint64) {
+		space := handshake.Space{}
+		binary.LittleEndian.PutUint64(space[:], group+1)
+		for range 2 { // ranks
+			require.NoError(t, n.node.AddKey(space, handshake.Key{1}))
+		}
+		for range 2 {
+			n.keepKey(space)
+		}
+	}
+	admitted := func(group uint64) bool {
+		space := handshake.Space{}
+		binary.LittleEndian.PutUint64(space[:], group+1)
+		if err := n.node.AddKey(space, handshake.Key{2}); err != nil {
+			return true
+		}
+		n.node.RemoveKey(space)
+		return false
+	}
+	for group := range uint64(mostKeys) {
+		leave(group)
+	}
+	require.True(t, admitted(0))
+	leave(mostKeys)
+	require.False(t, admitted(0))
+	require.True(t, admitted(1))
+	require.Len(t, n.kept, mostKeys)
 }
 
 // Where neither can, the group fails, and names the rank.

@@ -242,7 +242,7 @@ func (s *Set) depart(number uint64, f farewell) {
 	if s.oldest = append(s.oldest, number); len(s.oldest) > mostDeparted {
 		forgotten := s.oldest[0]
 		delete(s.departed, forgotten)
-		maps.DeleteFunc(s.met, func(g group, _ bool) bool { return g.number == forgotten })
+		maps.DeleteFunc(s.met, func(g group, _ bool) bool { return g.number == forgotten && len(s.sides[g]) == 0 })
 		s.oldest = s.oldest[1:]
 	}
 }
