@@ -124,20 +124,17 @@ func TestDestroyWithP2PInFlightOnDevices(t *testing.T) {
 // An error of the device takes the group down with its text, and peers learn of it. No stream waits for an operation that was
 // queued in part, or queued but not issued.
 func TestDeviceErrorsOfP2P(t *testing.T) {
-	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater", "WaitValue", "Join"} {
+	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater", "WaitValue", "CopyOut", "Join"} {
 		t.Run(method, func(t *testing.T) {
 			useNewPool(t)
-			devices := fakeDevices(t, 2, 17, method == "WaitValue" || method == "Join")
+			receives := method == "WaitValue" || method == "CopyOut" // which a send does without
+			devices := fakeDevices(t, 2, 17, receives || method == "Join")
 			devices[1].failing = method
 			newWorld(t, 2).each(func(g *Group) error {
 				d := devices[g.rank]
 				var work deviceWork
 				var f *coll.Failure
-				sends := g.rank == 1
-				if method == "WaitValue" { // which a send does without
-					sends = !sends
-				}
-				if sends {
+				if sends := (g.rank == 1) != receives; sends {
 					work, f = sendOn(g, d, 1-g.rank, 0, make([]byte, 100))
 				} else {
 					work, _, f = recvOn(g, d, 1-g.rank, 0, 100)

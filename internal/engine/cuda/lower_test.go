@@ -252,18 +252,20 @@ var kinds = []coll.Kind{coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGat
 // Ranks whose streams run in any order carry out random collectives, many of them at once.
 func TestStreams(t *testing.T) {
 	for seed := range uint64(60) {
-		size := []int{1, 2, 3, 4, 8}[seed%5]
-		w := newWorld(size, seed)
-		var all []*operation
-		for range 30 {
-			all = append(all, w.issue(t, kinds[w.chances.IntN(len(kinds))]))
-		}
-		w.run(t)
-		for i, o := range all {
-			for r := range size {
-				if o.want[r] != nil && !bytes.Equal(o.out[r], o.want[r]) {
-					t.Fatalf("seed %d, operation %d, %s: rank %d has a wrong output", seed, i, o.name, r)
-				}
+		newWorld([]int{1, 2, 3, 4, 8}[seed%5], seed).manyAtOnce(t, seed)
+	}
+}
+
+func (w *world) manyAtOnce(t *testing.T, seed uint64) {
+	var all []*operation
+	for range 30 {
+		all = append(all, w.issue(t, kinds[w.chances.IntN(len(kinds))]))
+	}
+	w.run(t)
+	for i, o := range all {
+		for r := range w.size {
+			if o.want[r] != nil && !bytes.Equal(o.out[r], o.want[r]) {
+				t.Fatalf("seed %d, operation %d, %s: rank %d has a wrong output", seed, i, o.name, r)
 			}
 		}
 	}
@@ -287,23 +289,20 @@ func TestBarrier(t *testing.T) {
 	w.run(t)
 }
 
-// The values of words go on behind 2^32.
+// The values of words go on behind 2^32, while many operations are under way.
 func TestValuesWrap(t *testing.T) {
-	w := newWorld(3, 2)
-	for _, s := range w.ranks {
-		for i := range words {
-			for peer := range s.size {
-				s.sent[i][peer], s.received[i][peer] = 1<<(32-chunkBits)-3, 1<<(32-chunkBits)-3
-				s.words[i][peer] = s.received.value(i, peer, 0)
+	for seed := range uint64(60) {
+		w := newWorld([]int{2, 3, 4}[seed%3], seed)
+		operations := 1<<(32-chunkBits) - 1 - w.chances.Uint32N(20) // before these
+		for _, s := range w.ranks {
+			for i := range words {
+				for peer := range s.size {
+					s.sent[i][peer], s.received[i][peer] = operations, operations
+					s.words[i][peer] = s.received.value(i, peer, 0)
+				}
 			}
 		}
-	}
-	for range 12 {
-		o := w.issue(t, coll.AllReduce)
-		w.run(t)
-		for r := range w.size {
-			require.Equal(t, o.want[r], o.out[r])
-		}
+		w.manyAtOnce(t, seed)
 	}
 }
 
