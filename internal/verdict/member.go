@@ -34,11 +34,12 @@ type Member struct {
 	waiting  map[int]bool // members that have not answered COLLECT
 	reported string       // a verdict that one of them has
 
+	answered set          // with a verdict: members that it has told because they have asked
+	reports  int          // with a verdict: the highest ballot whose COLLECT it has answered
+
 	// Of a group in which not all members watch each other:
-	passed   int  // 1 + the highest ballot of CAUSE that it has passed on
-	answered set  // with a verdict: members that it has told because they have asked
-	reports  int  // with a verdict: the highest ballot whose COLLECT it has answered
-	alert    bool // somebody decides without the store, or may, and waits for members that are not lost
+	passed int  // 1 + the highest ballot of CAUSE that it has passed on
+	alert  bool // somebody decides without the store, or may, and waits for members that are not lost
 }
 
 // New returns a member of a group. watched reports whether two members watch each other, nil: all do.
@@ -303,20 +304,18 @@ func (m *Member) settle() {
 // on, is sent again; frames to a member to which there is a link have gone over that link.
 func (m *Member) changed() {
 	switch {
-	case m.verdict != "" && m.sparse: // CAUSE needs no second time: each passes it on to all that it watches
+	case m.verdict != "":
 		for j := range m.members {
-			if m.answered.has(j) && !m.lost(j) && !m.linked(j) {
+			switch {
+			case m.lost(j) || m.linked(j):
+			case m.answered.has(j):
 				m.send(Frame{Kind: Cause, To: j, Ballot: max(m.promised, 1+m.self), Record: m.verdict})
-			}
-		}
-		if m.reports != 0 && !m.lost(m.reports-1) && !m.linked(m.reports-1) {
-			m.send(Frame{Kind: Promise, To: m.reports - 1, Ballot: m.reports, Record: m.verdict})
-		}
-	case m.verdict != "": // others pass CAUSE on, but perhaps that of a lower ballot, which who has promised does not take
-		for j := range m.members {
-			if !m.lost(j) && !m.linked(j) {
+			case !m.sparse: // else each passes CAUSE on to all that it watches
 				m.send(Frame{Kind: Cause, To: j, Ballot: m.promised, Record: m.verdict})
 			}
+		}
+		if m.reports != 0 && !m.lost(m.reports-1) && !m.linked(m.reports-1) { // the owner has promised, and may not take that CAUSE
+			m.send(Frame{Kind: Promise, To: m.reports - 1, Ballot: m.reports, Record: m.verdict})
 		}
 	case m.asks:
 		for j := range m.members {
