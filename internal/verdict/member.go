@@ -34,8 +34,8 @@ type Member struct {
 	waiting  map[int]bool // members that have not answered COLLECT
 	reported string       // a verdict that one of them has
 
-	answered set          // with a verdict: members that it has told because they have asked
-	reports  int          // with a verdict: the highest ballot whose COLLECT it has answered
+	answered set // with a verdict: members that it has told because they have asked
+	reports  int // with a verdict: the highest ballot whose COLLECT it has answered
 
 	// Of a group in which not all members watch each other:
 	passed int  // 1 + the highest ballot of CAUSE that it has passed on

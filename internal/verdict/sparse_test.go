@@ -189,21 +189,3 @@ func TestCauseIsPassedOn(t *testing.T) {
 	require.NoError(t, m.Take(cause(5), 0))
 	require.Equal(t, []Sent{passed(5)}, m.Next().Send, "it has the verdict")
 }
-
-// A member that has told its verdict to one that has asked tells it again over another path.
-func TestAnswersAreRepeated(t *testing.T) {
-	circle := func(i, j int) bool { return Watched(i, j, 5, 0) }
-	for _, asks := range []Frame{{Kind: Declare, From: 0, To: 2, Hops: 4, Record: "y"}, {Kind: Collect, From: 0, To: 2, Hops: 4, Ballot: 1, Record: "y"}} {
-		m := New(2, 5, circle)
-		require.NoError(t, m.Take(Frame{Kind: Cause, From: 1, To: 2, Hops: 1, Record: "x"}, 1))
-		m.Next()
-		require.NoError(t, m.Take(asks, 1))
-		sent := m.Next().Send
-		require.Len(t, sent, 1)
-		answer := sent[0]
-		require.Equal(t, Sent{1, Frame{Kind: answer.Kind, From: 2, To: 0, Hops: 5, Ballot: answer.Ballot, Record: "x"}}, answer)
-		require.NoError(t, m.Take(Frame{Kind: Lost, From: 1, To: 2, Ends: [2]int{1, 0}}, 1))
-		answer.Over = 3
-		require.Contains(t, m.Next().Send, answer)
-	}
-}
