@@ -36,6 +36,7 @@ type Member struct {
 
 	answered set // with a verdict: members that it has told because they have asked
 	reports  int // with a verdict: the highest ballot whose COLLECT it has answered
+	decided  int // the highest ballot of CAUSE that it has seen: the owner of that ballot has decided
 
 	// Of a group in which not all members watch each other:
 	passed int  // 1 + the highest ballot of CAUSE that it has passed on
@@ -141,6 +142,7 @@ func (m *Member) Take(f Frame, over int) error {
 	case f.Kind == Lost:
 		m.learn(f.Ends[1], f.Ends[0])
 	case f.To != m.self:
+		m.settle() // what this one tells of farewells comes before what it passes on
 		if f.Hops > 1 && (f.Kind != Want || m.wantable(f.To)) {
 			f.Hops--
 			m.route(f)
@@ -161,6 +163,12 @@ func (m *Member) handle(f Frame, over int) {
 		}
 		m.pass(f.Ballot, f.Record, from)
 	}
+	if f.Kind == Cause && f.Ballot >= m.decided {
+		m.decided = f.Ballot
+		if m.reports == f.Ballot {
+			m.reports = 0
+		}
+	}
 	if f.Kind == Cause && m.verdict != "" { // such frames come with links that are lost
 		return
 	}
@@ -175,6 +183,7 @@ func (m *Member) handle(f Frame, over int) {
 			m.told = 0 // nobody else will decide: who is lowest now is to say it again
 			m.act()
 		}
+	case f.Kind == Promise && f.Record != "" && m.verdict != "": // its sender has the verdict
 	case m.verdict != "": // the sender holds all below this member as lost
 		m.answered.add(f.From)
 		m.send(Frame{Kind: Cause, To: f.From, Ballot: max(m.promised, 1+m.self), Record: m.verdict})
@@ -196,7 +205,9 @@ func (m *Member) handle(f Frame, over int) {
 // store, the store decides.
 func (m *Member) collected(f Frame) {
 	if m.verdict != "" {
-		m.promise(f.Ballot)
+		if f.Ballot != m.decided { // else the owner waits for nobody
+			m.promise(f.Ballot)
+		}
 		return
 	}
 	if f.Ballot < m.promised {

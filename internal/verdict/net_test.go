@@ -35,6 +35,7 @@ type net struct {
 	verdict   []string
 	log       []string
 	sent      int // frames
+	lost      int // of these, LOST
 }
 
 // newNet returns a group without faults. watched reports whether there is a link between two members, nil: there are all.
@@ -85,7 +86,9 @@ func (n *net) doNow(i int) {
 		require.NotEqual(n.t, i, s.Over)
 		if !n.cut[i][s.Over] {
 			n.q[i][s.Over] = append(n.q[i][s.Over], s.Frame)
-			n.sent++
+			if n.sent++; s.Kind == Lost {
+				n.lost++
+			}
 		}
 	}
 	if next.Claim != "" && !n.storeCut[i] {

@@ -189,3 +189,41 @@ func TestCauseIsPassedOn(t *testing.T) {
 	require.NoError(t, m.Take(cause(5), 0))
 	require.Equal(t, []Sent{passed(5)}, m.Next().Send, "it has the verdict")
 }
+
+// Behind a verdict that was found without the store, a member that leaves costs a bounded number of frames: those that watch it tell of their links
+// there, and each of the others passes that on. Nothing is told again to the member that has decided.
+func TestFramesOfMembersThatLeave(t *testing.T) {
+	const members = 65
+	watched := func(i, j int) bool { return Watched(i, j, members, AllWatch) }
+	n := newNet(t, 1, members, watched)
+	degree := 0
+	for j := range members {
+		if watched(0, j) {
+			degree++
+		}
+	}
+	n.storeCut[0], n.quiet = true, true
+	n.m[0].Declare("x")
+	n.m[2].Declare("y")
+	n.do(0)
+	n.do(2)
+	rest := func() {
+		for list := n.steps(); len(list) > 0; list = n.steps() {
+			list[n.r.IntN(len(list))]()
+		}
+	}
+	rest()
+	for i := range n.m {
+		require.NotEmpty(t, n.verdict[i])
+	}
+	before, lost, leavers := n.sent, n.lost, members/3
+	for _, i := range n.r.Perm(members)[:leavers] {
+		n.leave(i)
+		rest()
+	}
+	lost = n.lost - lost
+	others := n.sent - before - lost
+	t.Logf("%d members with %d links each: %d frames for the verdict; for %d members that leave %d LOST and %d others", members, degree, before, leavers, lost, others)
+	require.LessOrEqual(t, lost, leavers*members*degree*degree)
+	require.LessOrEqual(t, others, 10)
+}
