@@ -112,9 +112,11 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		return
 	}
 	g.incidents.declare(g, func() *coll.Failure {
-		until := time.Now().Add(diagnosisLimit)
+		until := time.Now().Add(g.diagnosisTime())
+		d := diagnosis{g, lane}
+		d.askAwaited(t.Peer)
 		g.askRemotes(until)
-		return diagnosis{g, lane}.diagnose(t, until)
+		return d.diagnose(t, until)
 	})
 }
 

@@ -161,7 +161,10 @@ func (g *Group) addShadow(rank, process int, link *tcp.Link, place int) error {
 		Need:    need,
 		Control: r.take,
 		Stated:  func() { r.states.Add(1) },
-		Made:    func() { met.add(rank) },
+		Made: func() {
+			met.add(rank)
+			r.noteMade()
+		},
 		GaveUp: func() []byte {
 			return runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,
 				Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made; its log has the reason", g.name, g.who(rank))})

@@ -110,6 +110,19 @@ func (s *Set) Wants(number uint64, peer tcp.Identity, rank int) (wanted, waits b
 	return false, false
 }
 
+// Wanted returns whether the pair waits for a link, and how long it has done so.
+func (p *Pair) Wanted() (waited time.Duration, wanted bool) {
+	if p.made.Load() {
+		return 0, false
+	}
+	p.side.mu.Lock()
+	defer p.side.mu.Unlock()
+	if !p.wanted || p.made.Load() {
+		return 0, false
+	}
+	return time.Since(p.since), true
+}
+
 func (x *side) wants() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/runner"
@@ -63,6 +64,7 @@ type Pair struct {
 	bell   bell        // of the pump
 	awaits atomic.Bool // a thread has polled before there was a link
 	wanted bool        // it is to be made when there is a link. The lock of the side guards it
+	since  time.Time   // when it was first wanted
 	side   *side
 	shadow runner.Peer
 	left   *atomic.Uint64 // of the remote rank: in the shadow

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/runner"
@@ -91,7 +92,7 @@ func (x *side) open(p *Pair) (made, wanted bool) {
 	case x.link == nil && x.left.Load() != 0: // nobody looks for that at once
 		return false, false
 	case x.link == nil:
-		if p.wanted = true; !x.wanted {
+		if p.wanted, p.since = true, time.Now(); !x.wanted {
 			x.wanted = true
 			x.need()
 		}
