@@ -28,6 +28,9 @@ func (g *Group) goDown(f *coll.Failure, fresh bool) {
 		g.announce(f)
 	}
 	<-g.announced
+	if g.links != nil && !g.clean.Load() {
+		g.links.forgo(g.rank)
+	}
 	g.failureCallback.wait()
 	g.down()
 }

@@ -269,6 +269,7 @@ func (g *Group) freeLinks() {
 	if l == nil {
 		return
 	}
+	l.needed.stop()
 	if l.sparse && l.keyed {
 		l.keyed = false
 		l.network.keepKey(l.space)

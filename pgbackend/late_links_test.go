@@ -84,3 +84,88 @@ func TestTimeoutWithoutLinks(t *testing.T) {
 		return late
 	})
 }
+
+// What a rank has sent before it left goes out also where its process ends at once, has no link yet, and cannot dial: its port stays open for the other
+// process as long as the link is awaited.
+func TestExitWithoutALink(t *testing.T) {
+	real := partLimit.Swap(int64(time.Millisecond))
+	t.Cleanup(func() { partLimit.Store(real) })
+	w := newLargeWorld(t, "012345")
+	far := farthest(t, w)
+	release := holdDials(t, w)
+	n, p := w.groups[0].links.network, Get()
+	nowhere(t, w.groups[0], far)
+	require.NoError(t, asError(message(w.groups[0], coll.Send, far, 100)))
+	require.NoError(t, w.groups[0].Destroy())
+	p.networks.mu.Lock()
+	p.endNetwork(n)
+	ended := p.networks.ending[n]
+	p.networks.mu.Unlock()
+	select {
+	case <-ended:
+		require.Fail(t, "the process has ended, and its message was not sent")
+	case <-time.After(100 * time.Millisecond):
+	}
+	release()
+	require.NoError(t, asError(message(w.groups[far], coll.Recv, 0, 100)))
+	select {
+	case <-ended:
+	case <-time.After(hangAfter):
+		require.Fail(t, "the network does not end")
+	}
+	w.destroy()
+}
+
+// A group that has failed needs no links any more: none is made that a diagnosis has wanted, and memory is given back although there is no link.
+func TestNoLinksBehindAFailure(t *testing.T) {
+	w := newLargeWorld(t, twelve)
+	absent := farthest(t, w)
+	holdDials(t, w)
+	var works []runner.Work
+	for rank, g := range w.groups {
+		if rank != absent {
+			require.NoError(t, g.SetTimeout(100*time.Millisecond))
+			work, f := sumAsync(g, 1000)
+			require.Nil(t, f)
+			works = append(works, work)
+		}
+	}
+	for _, work := range works {
+		require.NotNil(t, finish(work))
+		work.Release()
+	}
+	requireForgone(t, w)
+}
+
+// Nor does a rank that leaves and has only asked.
+func TestNoLinksBehindAQuestion(t *testing.T) {
+	w := newLargeWorld(t, twelve)
+	holdDials(t, w)
+	for _, g := range w.groups {
+		g.question(g.remoteRanks()...)
+	}
+	requireForgone(t, w)
+}
+
+// requireForgone destroys groups, and requires that their memory is given back and no link is being made, before a round of dials is over.
+func requireForgone(t *testing.T, w *world) {
+	t.Helper()
+	var links []*groupLinks
+	for _, g := range w.groups {
+		links = append(links, g.links)
+	}
+	w.destroy()
+	for rank, g := range w.groups {
+		require.Eventually(t, func() bool {
+			Get().sweep()
+			return g.life.now() == freed
+		}, linkLimit/2, time.Millisecond, rank)
+	}
+	for rank, l := range links {
+		require.Eventually(t, func() bool {
+			l.needed.mu.Lock()
+			defer l.needed.mu.Unlock()
+			return len(l.needed.making) == 0
+		}, linkLimit/2, time.Millisecond, rank)
+	}
+}

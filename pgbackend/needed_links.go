@@ -31,7 +31,10 @@ func init() { neededWait.Store(int64(noWayLimit)) }
 // neededLinks are the links that a rank makes for a group that it has.
 type neededLinks struct {
 	mu     sync.Mutex
-	making map[int]bool // by process, of those to which a link is being made: it was needed again meanwhile
+	making map[int]bool    // by process, of those to which a link is being made: it was needed again meanwhile
+	ctx    context.Context // ends when no link is needed any more; nil before one was
+	end    context.CancelFunc
+	over   bool // the group has failed, or is freed
 }
 
 // watched reports whether two processes of the group watch each other.
@@ -48,12 +51,16 @@ func (l *groupLinks) need(process, rank int, a *arbiter) {
 	}
 	if n.making == nil {
 		n.making = map[int]bool{}
+		n.ctx, n.end = context.WithCancel(context.Background())
+		if n.over {
+			n.end()
+		}
 	}
 	n.making[process] = false
 	go func() {
 		defer recoverFrom("a link of a group")
 		for again := true; again; {
-			again = l.makeNeeded(process, rank, a)
+			again = l.makeNeeded(n.ctx, process, rank, a)
 			n.mu.Lock()
 			if again = again || n.making[process]; again {
 				n.making[process] = false
@@ -65,10 +72,35 @@ func (l *groupLinks) need(process, rank int, a *arbiter) {
 	}()
 }
 
+// forgo gives up links that are being made for a rank whose group has failed: nobody needs what has not gone out yet, and what a diagnosis has asked.
+func (l *groupLinks) forgo(rank int) {
+	if l.needed.stop() {
+		go func() {
+			defer recoverFrom("a link of a group")
+			l.network.set.Forgo(l.number, rank)
+		}()
+	}
+}
+
+// stop ends what makes links. It reports whether that is news to something.
+func (n *neededLinks) stop() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.over {
+		return false
+	}
+	n.over = true
+	if n.end == nil { // no link was needed
+		return false
+	}
+	n.end()
+	return true
+}
+
 // makeNeeded makes the link to a process. Where that is not refused and takes long, it reports that it is to be tried again, if the rank wants the link:
 // the process there may be stopped, which is no failure. A rank that does not want it, but is asked for it, asks nobody, and loses nothing if there is
 // no way.
-func (l *groupLinks) makeNeeded(process, rank int, a *arbiter) (again bool) {
+func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *arbiter) (again bool) {
 	to, set := l.processes[process], l.network.set
 	peer := tcp.Identity(to.at.ID)
 	waits := func() bool {
@@ -78,12 +110,15 @@ func (l *groupLinks) makeNeeded(process, rank int, a *arbiter) (again bool) {
 	wanted, _ := set.Wants(l.number, peer, rank)
 	err := errors.New("internal error: a panic, whose stack is on standard error")
 	defer func() {
-		if err != nil && !again && wanted {
+		switch {
+		case needed.Err() != nil:
+			set.Forgo(l.number, rank)
+		case err != nil && !again && wanted:
 			set.Unreachable(l.number, peer, rank, err)
 		}
 	}()
 	defer recoverFrom("a link of a group")
-	ctx, cancel := context.WithTimeout(context.Background(), linkLimit)
+	ctx, cancel := context.WithTimeout(needed, linkLimit)
 	defer cancel()
 	go func() {
 		defer recoverFrom("a link of a group")
@@ -98,7 +133,7 @@ func (l *groupLinks) makeNeeded(process, rank int, a *arbiter) (again bool) {
 		set.Meet(link, l.number, to.ranks[0])
 		err = link.Err() // then it may carry nothing
 	}
-	return ctx.Err() != nil && waits()
+	return ctx.Err() != nil && needed.Err() == nil && waits()
 }
 
 // dialNeeded makes a link to a process, or finds that the other end has made it. It waits until fewer than mostDials are dialed.

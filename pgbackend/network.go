@@ -24,10 +24,12 @@ var networkRest atomic.Int64
 
 func init() { networkRest.Store(int64(3 * time.Second)) }
 
-const (
-	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
-	mostApart = 256         // processes of a group over several hosts: nobody has tried what more of them cost
-)
+// partLimit is how long the end of a process waits until the goodbyes of its ranks are sent, over links that are there. Tests change it.
+var partLimit atomic.Int64
+
+func init() { partLimit.Store(int64(time.Second)) }
+
+const mostApart = 256 // processes of a group over several hosts: nobody has tried what more of them cost
 
 // allWatch is the largest number of processes of a group of which every two watch each other, and have a link from the beginning. Tests change it.
 var allWatch = verdict.AllWatch
@@ -203,7 +205,9 @@ func (p *Process) leaveNetwork(n *network) {
 // Requires: networks.mu.
 func (p *Process) endNetwork(n *network) {
 	n.worn.Store(true)
-	n.node.StopListening()
+	if !n.set.AwaitsLinks() { // perhaps only the other process can dial
+		n.node.StopListening()
+	}
 	delete(p.networks.all, n)
 	if p.networks.newest[n.key] == n {
 		delete(p.networks.newest, n.key)
@@ -234,9 +238,11 @@ func (p *Process) closeNetworks() {
 	}
 }
 
-// close ends the network. When it returns, nothing of it runs, and nothing touches the memory of groups.
+// close ends the network. When it returns, nothing of it runs, and nothing touches the memory of groups. Links that ranks have wanted before they left
+// have as long as a process that is refused, since they are made from nothing.
 func (n *network) close() {
-	n.set.Flush(partLimit)
+	flushes := time.Duration(partLimit.Load())
+	n.set.FlushWithin(flushes, flushes+time.Duration(neededWait.Load()))
 	n.node.Close()
 	n.set.Close()
 }

@@ -33,7 +33,7 @@ func (s *Set) Ask(p *Pair, noted func(begins bool)) {
 }
 
 func (p *Pair) ask(noted func(begins bool)) (begins bool) {
-	if made, wanted := p.side.open(p); !made && !wanted {
+	if made, wanted := p.side.open(p, false); !made && !wanted {
 		return false
 	}
 	p.mu.Lock()
@@ -96,7 +96,7 @@ var ErrEnded = errors.New("nothing is sent for this pair any more")
 // SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, and reports
 // whether the frame was taken. Lane, group and ranks of the header are set here.
 func (p *Pair) SendEntry(h tcp.Header, payload ...[]byte) (taken bool, err error) {
-	if made, wanted := p.side.open(p); wanted {
+	if made, wanted := p.side.open(p, true); wanted {
 		return false, nil
 	} else if !made {
 		return false, ErrEnded

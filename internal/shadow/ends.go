@@ -1,7 +1,6 @@
 package shadow
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -13,9 +12,12 @@ import (
 
 // Flush returns when GOODBYE was sent for all ranks of this process that have left, or after a time. What they have published before goes out
 // before it. It reports whether nothing is left to wait for: a rank whose link has ended sends nothing any more.
-func (s *Set) Flush(atMost time.Duration) bool {
+func (s *Set) Flush(atMost time.Duration) bool { return s.FlushWithin(atMost, atMost) }
+
+// FlushWithin is Flush where pairs that still wait for a link have a longer time.
+func (s *Set) FlushWithin(atMost, unlinked time.Duration) bool {
 	s.mu.Lock()
-	var wait []*Pair
+	var wait, linkless []*Pair
 	for _, p := range s.pairs {
 		if p.awaited() {
 			wait = append(wait, p)
@@ -24,8 +26,12 @@ func (s *Set) Flush(atMost time.Duration) bool {
 	for _, sides := range s.unlinked {
 		for _, x := range sides {
 			x.mu.Lock()
-			wait = append(wait, slices.DeleteFunc(slices.Clone(x.pairs), func(p *Pair) bool { return !p.awaited() })...)
-			x.mu.Unlock()
+			awaited := slices.DeleteFunc(slices.Clone(x.pairs), func(p *Pair) bool { return !p.awaited() })
+			if x.mu.Unlock(); x.isOwed() {
+				linkless = append(linkless, awaited...)
+			} else {
+				wait = append(wait, awaited...)
+			}
 		}
 	}
 	s.tending.ring()
@@ -33,6 +39,12 @@ func (s *Set) Flush(atMost time.Duration) bool {
 		m.bell.ring()
 	}
 	s.mu.Unlock()
+	began := time.Now()
+	return flushed(wait, atMost) && flushed(linkless, unlinked-time.Since(began))
+}
+
+// flushed waits for pairs.
+func flushed(wait []*Pair, atMost time.Duration) bool {
 	over := time.NewTimer(atMost)
 	defer over.Stop()
 	for _, p := range wait {
@@ -43,6 +55,25 @@ func (s *Set) Flush(atMost time.Duration) bool {
 		}
 	}
 	return true
+}
+
+// AwaitsLinks reports whether a rank of this process that has left waits for a link.
+func (s *Set) AwaitsLinks() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sides := range s.unlinked {
+		if slices.ContainsFunc(sides, (*side).isOwed) {
+			return true
+		}
+	}
+	return false
+}
+
+// isOwed reports whether the rank has left, and has perhaps published something that waits for a link.
+func (x *side) isOwed() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.wanted && x.owes && !x.done.Load() && x.left.Load() != 0
 }
 
 // Close ends all pairs without telling anybody. When it returns, nothing touches their memory any more.
@@ -72,7 +103,9 @@ func (s *Set) end(l *tcp.Link) []*Pair {
 	s.mu.Lock()
 	m := s.pumps[l]
 	delete(s.pumps, l)
-	maps.DeleteFunc(s.met, func(g group, _ bool) bool { return g.link == l })
+	for number := range s.met {
+		s.forgetMet(group{l, number})
+	}
 	s.mu.Unlock()
 	if m == nil {
 		return nil

@@ -1,7 +1,6 @@
 package shadow
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -35,13 +34,14 @@ const mostDeparted = 1024
 func (s *Set) meet(l *tcp.Link, number uint64, to int) {
 	g, r := group{l, number}, remote{number, l.Peer()}
 	sides, farewells := s.unlinked[r], s.departed[number]
-	if s.met[g] && len(sides) == 0 || len(sides) == 0 && len(farewells) == 0 || l.Err() != nil {
+	met := s.met[number][l]
+	if met && len(sides) == 0 || len(sides) == 0 && len(farewells) == 0 || l.Err() != nil {
 		return
 	}
-	if s.met[g] {
+	if met {
 		farewells = nil // they have been said
 	}
-	s.met[g] = true
+	s.noteMet(g)
 	delete(s.unlinked, r)
 	m := s.pumpOf(l)
 	said := map[int]bool{}
@@ -59,6 +59,24 @@ func (s *Set) meet(l *tcp.Link, number uint64, to int) {
 	}
 	m.mu.Unlock()
 	m.bell.ring()
+}
+
+// noteMet takes note that a link carries a group.
+// Requires: the lock.
+func (s *Set) noteMet(g group) {
+	if s.met[g.number] == nil {
+		s.met[g.number] = map[*tcp.Link]bool{}
+	}
+	s.met[g.number][g.link] = true
+}
+
+// forgetMet takes note that a link carries a group no more.
+// Requires: the lock.
+func (s *Set) forgetMet(g group) {
+	delete(s.met[g.number], g.link)
+	if len(s.met[g.number]) == 0 {
+		delete(s.met, g.number)
+	}
 }
 
 // attach puts the pairs of a side on a link, and makes those that are wanted, also where the rank has left meanwhile: what it has published goes out
@@ -148,11 +166,30 @@ func (s *Set) Unreachable(number uint64, peer tcp.Identity, rank int, why error)
 	}
 }
 
+// Forgo takes note that a rank needs no link any more, since its group has failed: pairs that are wanted end, and nobody is told of a loss.
+func (s *Set) Forgo(number uint64, rank int) {
+	forgone := false
+	s.mu.Lock()
+	for r, sides := range s.unlinked {
+		for _, x := range sides {
+			if r.group == number && x.rank == rank && x.wants() {
+				x.giveUp()
+				forgone = true
+			}
+		}
+	}
+	s.mu.Unlock()
+	s.tending.ring()
+	if forgone && s.Ended != nil {
+		s.Ended()
+	}
+}
+
 // giveUp ends the pairs that are wanted, and returns what is to be told of the loss.
 func (x *side) giveUp() (lost []func(error)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.wanted = false
+	x.wanted, x.owes = false, false
 	x.pairs = slices.DeleteFunc(x.pairs, func(p *Pair) bool {
 		if !p.wanted {
 			return false
@@ -197,7 +234,7 @@ func (s *Set) tend() {
 	}
 }
 
-// seeOff ends the sides without a link of ranks that have left, unless a link is awaited for what such a rank has published. It reports whether there
+// seeOff ends the sides without a link of ranks that have left, unless a link is awaited for what such a rank may have published. It reports whether there
 // were some. Whoever meets the process later is told that the rank has left.
 func (s *Set) seeOff() (ended bool) {
 	s.mu.Lock()
@@ -227,7 +264,7 @@ func (x *side) seeOff() (f farewell, over bool) {
 		return f, true
 	}
 	number := x.left.Load()
-	if x.leaving = number != 0; !x.leaving || x.wanted {
+	if x.leaving = number != 0; !x.leaving || x.wanted && x.owes {
 		return f, false
 	}
 	f = farewell{rank: x.rank, number: number, state: x.lastState(number)}
@@ -255,7 +292,11 @@ func (s *Set) depart(number uint64, f farewell) {
 	if s.oldest = append(s.oldest, number); len(s.oldest) > mostDeparted {
 		forgotten := s.oldest[0]
 		delete(s.departed, forgotten)
-		maps.DeleteFunc(s.met, func(g group, _ bool) bool { return g.number == forgotten && len(s.sides[g]) == 0 })
+		for l := range s.met[forgotten] {
+			if g := (group{l, forgotten}); len(s.sides[g]) == 0 { // else dropSide does
+				s.forgetMet(g)
+			}
+		}
 		s.oldest = s.oldest[1:]
 	}
 }

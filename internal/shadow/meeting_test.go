@@ -300,9 +300,9 @@ func TestCloseBeforeTheLink(t *testing.T) {
 func TestFarewellsAreForgotten(t *testing.T) {
 	s := NewSet()
 	carried := group{nil, 3} // a link carries it for another rank here, so it is not made to carry it a second time
-	s.sides[carried] = []*side{{}}
+	s.sides[carried] = []*side{{group: carried.number}}
 	for n := range uint64(mostDeparted + 10) {
-		s.met[group{nil, n}] = true
+		s.noteMet(group{nil, n})
 		s.depart(n, farewell{rank: 1, number: 7})
 		s.depart(n, farewell{rank: 2, number: 7})
 		s.depart(n, farewell{rank: 1, number: 8})
@@ -310,7 +310,71 @@ func TestFarewellsAreForgotten(t *testing.T) {
 	require.Len(t, s.departed, mostDeparted)
 	require.Len(t, s.oldest, mostDeparted)
 	require.Len(t, s.met, 1+mostDeparted)
-	require.True(t, s.met[carried])
+	require.True(t, s.met[carried.number][nil])
+	s.dropSide(s.sides[carried][0])
+	require.Len(t, s.met, mostDeparted)
+	require.Len(t, s.sides, 0)
 	require.Equal(t, []farewell{{rank: 1, number: 7}, {rank: 2, number: 7}}, s.departed[mostDeparted])
 	require.Empty(t, s.departed[9])
+}
+
+// Of a group that was not made nothing is kept, also where its link lives on.
+func TestRemovedGroupsAreForgotten(t *testing.T) {
+	w := newApart(t)
+	l, _ := w.link()
+	c := w.a.pair.Config
+	c.Link, c.Group = l, 6
+	p, err := w.a.Add(c)
+	require.NoError(t, err)
+	known := func() int {
+		w.a.mu.Lock()
+		defer w.a.mu.Unlock()
+		return len(w.a.met)
+	}
+	require.Equal(t, 1, known())
+	w.a.Remove(p)
+	w.eventually(func() bool { return known() == 0 })
+}
+
+// A rank that has only asked waits for no link when it leaves. One that may have published something does.
+func TestLeaveBehindAQuestion(t *testing.T) {
+	for _, owes := range []bool{false, true} {
+		w := newApart(t)
+		w.a.Ask(w.a.pair, nil)
+		if owes {
+			require.False(t, w.a.pair.Open())
+		}
+		w.a.leave()
+		require.Equal(t, owes, w.a.AwaitsLinks())
+		if !owes {
+			require.True(t, w.a.Flush(soon))
+			w.eventually(w.a.ended)
+			continue
+		}
+		require.False(t, w.a.FlushWithin(soon, time.Millisecond))
+		flushed := make(chan bool, 1)
+		go func() { flushed <- w.a.FlushWithin(time.Millisecond, soon) }()
+		l, _ := w.link()
+		w.a.Meet(l, 5, 1)
+		require.True(t, <-flushed)
+		w.eventually(func() bool { return w.b.remoteLeft() == 9 })
+		require.False(t, w.a.AwaitsLinks())
+	}
+}
+
+// A rank whose group has failed waits for no link, and nobody is told of a loss.
+func TestForgo(t *testing.T) {
+	w := newApart(t)
+	require.False(t, w.a.pair.Open())
+	w.a.Forgo(6, 0)
+	w.a.Forgo(5, 1)
+	require.True(t, w.wants())
+	w.a.Forgo(5, 0)
+	require.False(t, w.wants())
+	require.False(t, w.a.pair.Open())
+	w.a.leave()
+	require.False(t, w.a.AwaitsLinks())
+	require.True(t, w.a.Flush(soon))
+	w.eventually(w.a.ended)
+	require.Zero(t, w.a.told.Load())
 }

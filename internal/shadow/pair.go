@@ -195,7 +195,7 @@ func (p *Pair) make() {
 // Open makes the pair if it is not made yet. It reports whether it is: not if there is no link yet, this rank has left, the remote rank has given up,
 // or the pair was removed. Where there is no link, the pair is made when there is one.
 func (p *Pair) Open() bool {
-	made, _ := p.side.open(p)
+	made, _ := p.side.open(p, true)
 	return made
 }
 

@@ -24,9 +24,9 @@ type Set struct {
 
 	// meeting.go has these.
 	unlinked map[remote][]*side
-	met      map[group]bool
-	departed map[uint64][]farewell // of ranks that have left, by group
-	oldest   []uint64              // of these groups, the oldest one first
+	met      map[uint64]map[*tcp.Link]bool // by group: links that carry it, or have
+	departed map[uint64][]farewell         // of ranks that have left, by group
+	oldest   []uint64                      // of these groups, the oldest one first
 	tending  bell
 	closing  chan struct{} // nil before there was a side without a link
 	tended   chan struct{}
@@ -49,7 +49,7 @@ func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.
 // NewSet returns a set without pairs.
 func NewSet() *Set {
 	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, sides: map[group][]*side{}, services: map[group]*service{}, sleep: LongestSleep,
-		unlinked: map[remote][]*side{}, met: map[group]bool{}, departed: map[uint64][]farewell{}, tending: newBell()}
+		unlinked: map[remote][]*side{}, met: map[uint64]map[*tcp.Link]bool{}, departed: map[uint64][]farewell{}, tending: newBell()}
 }
 
 // pump sends what the ranks of this process publish for those at the other end of a link. It is a goroutine, and no thread waits for its bell.
@@ -99,7 +99,7 @@ func (s *Set) Add(c Config) (*Pair, error) {
 		}
 		m = s.pumpOf(c.Link)
 		if c.Need != nil {
-			s.met[group{c.Link, c.Group}] = true
+			s.noteMet(group{c.Link, c.Group})
 		}
 	} else if s.closing == nil {
 		s.closing, s.tended = make(chan struct{}), make(chan struct{})
@@ -230,6 +230,9 @@ func (s *Set) dropSide(x *side) {
 	g := group{x.link, x.group}
 	if s.sides[g] = slices.DeleteFunc(s.sides[g], func(y *side) bool { return y == x }); len(s.sides[g]) == 0 {
 		delete(s.sides, g)
+		if s.departed[g.number] == nil { // nobody here has the group, or will say farewell to it
+			s.forgetMet(g)
+		}
 	}
 }
 

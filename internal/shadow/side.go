@@ -30,6 +30,7 @@ type side struct {
 	mu      sync.Mutex // before that of a pair
 	pairs   []*Pair
 	wanted  bool // a pair is wanted, and there is no link yet
+	owes    bool // by more than a question, so that something may have been published for it
 	gaveUp  bool // pairs have ended because no link could be made; if there is one later, the other end waits for LEFT
 	leaving bool // this rank has left: no pair is made any more
 	told    bool // LEFT is being sent, or was; for the pump alone
@@ -75,8 +76,9 @@ func (x *side) find(c *Config) {
 	x.left = x.own[runner.HostLane].Left()
 }
 
-// open makes a pair unless it is made. It reports whether it is, and else whether it will be when there is a link.
-func (x *side) open(p *Pair) (made, wanted bool) {
+// open makes a pair unless it is made. It reports whether it is, and else whether it will be when there is a link. owes: something may be published for
+// the pair, so the link is made also if this rank leaves.
+func (x *side) open(p *Pair, owes bool) (made, wanted bool) {
 	if p.made.Load() {
 		return true, false
 	}
@@ -86,12 +88,14 @@ func (x *side) open(p *Pair) (made, wanted bool) {
 	case p.made.Load():
 		return true, false
 	case x.link == nil && p.wanted:
+		x.owes = x.owes || owes && x.left.Load() == 0
 		return false, true
 	case x.leaving || x.done.Load() || p.hasEnded() || !slices.Contains(x.pairs, p):
 		return false, false
 	case x.link == nil && x.left.Load() != 0: // nobody looks for that at once
 		return false, false
 	case x.link == nil:
+		x.owes = x.owes || owes
 		if p.wanted, p.since = true, time.Now(); !x.wanted {
 			x.wanted = true
 			x.need()
