@@ -85,6 +85,83 @@ func TestTimeoutWithoutLinks(t *testing.T) {
 	})
 }
 
+// Rank 3 waits in collective #5 for rank 0, and there was no link in time to some ranks.
+func TestCulpritAmongRanksWithoutLinks(t *testing.T) {
+	for name, c := range map[string]struct {
+		known
+		list    []int
+		culprit int
+	}{
+		"the one that has not arrived": {
+			known{last: []uint64{5, 0, 4, 5}, awaits: []int{2, -1, -1, 0}, unmet: []int{1}}, []int{2}, 2},
+		"the one that has not arrived waits, perhaps for the other one": {
+			known{last: []uint64{5, 0, 4, 5}, awaits: []int{2, -1, 0, 0}, unmet: []int{1}}, []int{2}, -1},
+		"the one that has not arrived may wait": {
+			known{last: []uint64{5, 0, 4, 5}, awaits: []int{2, -1, unknown, 0}, unmet: []int{1}}, []int{2}, -1},
+		"the one that has not arrived waits for the other one": {
+			known{last: []uint64{5, 0, 4, 5}, awaits: []int{2, -1, 1, 0}, unmet: []int{1}}, []int{2}, -1},
+		"it is silent, and awaited": {
+			known{last: []uint64{5, 0, 4, 5}, awaits: []int{2, -1, -1, 0}, silent: []int{2}, unmet: []int{1}}, []int{2}, 2},
+		"it is silent, and not awaited": {
+			known{last: []uint64{5, 0, 4, 5}, awaits: []int{1, -1, -1, 0}, silent: []int{2}, unmet: []int{1}}, []int{2}, -1},
+		"nobody is known to be late": {
+			known{last: []uint64{5, 0, 5, 5}, awaits: []int{1, -1, 3, 0}, unmet: []int{1}}, nil, -1},
+		"the awaited one": {
+			known{last: []uint64{0, 5, 5, 5}, awaits: []int{-1, 3, 3, 0}, unmet: []int{0}}, nil, -1},
+	} {
+		list, culprit := c.evidence(3).absent(5, 0)
+		require.Equal(t, c.list, list, name)
+		require.Equal(t, c.culprit, culprit, name)
+	}
+	for name, c := range map[string]struct {
+		known
+		culprit int
+	}{
+		"who waits for nobody":         {known{awaits: []int{2, -1, -1, 0}, unmet: []int{1}}, 2},
+		"all wait":                     {known{awaits: []int{2, -1, 3, 0}, unmet: []int{1}}, -1},
+		"all wait, and one is silent":  {known{awaits: []int{3, -1, -1, 0}, silent: []int{2}, unmet: []int{1}}, -1},
+		"the way ends at a silent one": {known{awaits: []int{2, -1, -1, 0}, silent: []int{2}, unmet: []int{1}}, 2},
+		"the way ends without a link":  {known{awaits: []int{1, -1, -1, 0}, silent: []int{2}, unmet: []int{1}}, -1},
+	} {
+		e := c.evidence(3)
+		require.Equal(t, c.culprit, e.behind(0, nil), name)
+		require.Equal(t, -1, e.holdsUp([]int{2}), name)
+	}
+}
+
+// The words for ranks to which there was no link in time say nothing else of them.
+func TestWordsForRanksWithoutLinks(t *testing.T) {
+	g := newWorld(t, 4).groups[3]
+	d := diagnosis{g, g.run}
+	e := known{last: []uint64{1, 0, 0, 1}, awaits: make([]int, 4), unmet: []int{1}}.evidence(3)
+	require.Regexp(t, `^not arrived: rank 2 \([^;]*; of rank 1 \([^()]*\), to which no link was made in time, that is not known$`, d.notArrived(e, []int{2}, 2))
+	require.Regexp(t, `^of rank 1 \([^()]*\), to which no link was made in time, that is not known; rank 2 \([^()]*\) does not go on$`, d.standsStill(e, 2, nil))
+	require.Regexp(t, `^of rank 1 \([^()]*\), to which no link was made in time, that is not known$`, d.standsStill(e, -1, []int{1}))
+	e = known{last: []uint64{1, 0, 0, 1}, awaits: make([]int, 4), silent: []int{0}, unmet: []int{1, 2}}.evidence(3)
+	require.Regexp(t, `^of rank 1 \(.*\), rank 2 \(.*\), to which no links were made in time, that is not known; rank 0 \(.*\) does not answer: it may be stopped, or its host busy$`,
+		d.standsStill(e, -1, e.silentRanks()))
+}
+
+// The time of a question begins with the link. A rank whose link has been wanted for long is silent.
+func TestQuestionWithoutALink(t *testing.T) {
+	real := neededWait.Swap(int64(hangAfter))
+	t.Cleanup(func() { neededWait.Store(real) })
+	w := newLargeWorld(t, "012345")
+	g, far := w.groups[0], farthest(t, w)
+	release := holdDials(t, w)
+	require.Equal(t, []int{far}, g.ask(stateLimit+10*time.Millisecond, far))
+	require.True(t, g.isUnmet(far))
+	require.False(t, g.isSilent(far))
+	neededWait.Store(1)
+	require.True(t, g.isSilent(far))
+	require.False(t, g.isUnmet(far))
+	neededWait.Store(int64(hangAfter))
+	release()
+	require.Empty(t, g.ask(opTimeout, far))
+	require.False(t, g.isUnmet(far))
+	require.False(t, g.isSilent(far))
+}
+
 // What a rank has sent before it left goes out also where its process ends at once, has no link yet, and cannot dial: its port stays open for the other
 // process as long as the link is awaited.
 func TestExitWithoutALink(t *testing.T) {

@@ -40,6 +40,9 @@ type neededLinks struct {
 // watched reports whether two processes of the group watch each other.
 func (l *groupLinks) watched(i, j int) bool { return verdict.Watched(i, j, len(l.processes), allWatch) }
 
+// makesLinks reports whether the group makes links at first need.
+func (g *Group) makesLinks() bool { return g.links != nil && g.links.sparse }
+
 // need begins to make the link to a process, unless it is being made. It is for a rank of the group, and asks by the arbiter. Locks of pairs may be held.
 func (l *groupLinks) need(process, rank int, a *arbiter) {
 	n := &l.needed

@@ -29,7 +29,7 @@ const (
 
 // diagnosisTime is diagnosisLimit, and the time to ask first whom this rank waits for (askAwaited).
 func (g *Group) diagnosisTime() time.Duration {
-	if g.links != nil && g.links.sparse {
+	if g.makesLinks() {
 		return diagnosisLimit + stateLimit/2
 	}
 	return diagnosisLimit
@@ -39,7 +39,7 @@ func (g *Group) diagnosisTime() time.Duration {
 // are made at first need, these links come before those to all others.
 // Requires: the group is acquired.
 func (g diagnosis) askAwaited(awaited int) {
-	if g.links == nil || !g.links.sparse {
+	if !g.makesLinks() {
 		return
 	}
 	seen := map[int]bool{g.rank: true}
@@ -138,7 +138,7 @@ func (g *Group) isSilent(rank int) bool {
 // isUnmet reports whether there was no link in time to a rank of another host that was asked: it lives and has not left, and nothing is known of it.
 func (g *Group) isUnmet(rank int) bool {
 	r := g.remote(rank)
-	return r != nil && g.links.sparse && r.isOpen() && !r.unanswered() && g.answers(rank)
+	return r != nil && g.makesLinks() && r.isOpen() && !r.unanswered() && g.answers(rank)
 }
 
 // note notes a question that begins, or one that stands, and returns how many states have come before it.

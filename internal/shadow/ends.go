@@ -40,7 +40,8 @@ func (s *Set) FlushWithin(atMost, unlinked time.Duration) bool {
 	}
 	s.mu.Unlock()
 	began := time.Now()
-	return flushed(wait, atMost) && flushed(linkless, unlinked-time.Since(began))
+	all := flushed(wait, atMost)
+	return flushed(linkless, unlinked-time.Since(began)) && all
 }
 
 // flushed waits for pairs.
@@ -48,6 +49,11 @@ func flushed(wait []*Pair, atMost time.Duration) bool {
 	over := time.NewTimer(atMost)
 	defer over.Stop()
 	for _, p := range wait {
+		select {
+		case <-p.flushed:
+			continue
+		default:
+		}
 		select {
 		case <-p.flushed:
 		case <-over.C:
