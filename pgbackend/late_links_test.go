@@ -207,10 +207,17 @@ func TestNoLinksBehindAFailure(t *testing.T) {
 			works = append(works, work)
 		}
 	}
+	var failed []*groupLinks
 	for _, work := range works {
 		require.NotNil(t, finish(work))
 		work.Release()
 	}
+	for rank, g := range w.groups {
+		if rank != absent {
+			failed = append(failed, g.links)
+		}
+	}
+	requireNoneMade(t, failed)
 	requireForgone(t, w)
 }
 
@@ -238,6 +245,12 @@ func requireForgone(t *testing.T, w *world) {
 			return g.life.now() == freed
 		}, linkLimit/2, time.Millisecond, rank)
 	}
+	requireNoneMade(t, links)
+}
+
+// requireNoneMade requires that no link is being made at need.
+func requireNoneMade(t *testing.T, links []*groupLinks) {
+	t.Helper()
 	for rank, l := range links {
 		require.Eventually(t, func() bool {
 			l.needed.mu.Lock()

@@ -166,22 +166,26 @@ func (s *Set) Unreachable(number uint64, peer tcp.Identity, rank int, why error)
 	}
 }
 
-// Forgo takes note that a rank needs no link any more, since its group has failed: pairs that are wanted end, and nobody is told of a loss.
+// Forgo takes note that a rank needs no link any more, since its group has failed. Its pairs stay: where the other end makes a link, it is answered.
 func (s *Set) Forgo(number uint64, rank int) {
-	forgone := false
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	for r, sides := range s.unlinked {
 		for _, x := range sides {
-			if r.group == number && x.rank == rank && x.wants() {
-				x.giveUp()
-				forgone = true
+			if r.group == number && x.rank == rank {
+				x.forgo()
 			}
 		}
 	}
-	s.mu.Unlock()
-	s.tending.ring()
-	if forgone && s.Ended != nil {
-		s.Ended()
+	s.tending.ring() // it may have been all that a side has waited for
+}
+
+func (x *side) forgo() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.wanted, x.owes = false, false
+	for _, p := range x.pairs {
+		p.wanted = false
 	}
 }
 

@@ -362,19 +362,32 @@ func TestLeaveBehindAQuestion(t *testing.T) {
 	}
 }
 
-// A rank whose group has failed waits for no link, and nobody is told of a loss.
+// A rank whose group has failed waits for no link, and nobody is told of a loss. It answers where the other end makes one.
 func TestForgo(t *testing.T) {
-	w := newApart(t)
-	require.False(t, w.a.pair.Open())
-	w.a.Forgo(6, 0)
-	w.a.Forgo(5, 1)
-	require.True(t, w.wants())
-	w.a.Forgo(5, 0)
-	require.False(t, w.wants())
-	require.False(t, w.a.pair.Open())
-	w.a.leave()
-	require.False(t, w.a.AwaitsLinks())
-	require.True(t, w.a.Flush(soon))
-	w.eventually(w.a.ended)
-	require.Zero(t, w.a.told.Load())
+	for _, linked := range []bool{false, true} {
+		w := newApart(t)
+		require.False(t, w.a.pair.Open())
+		w.a.Forgo(6, 0)
+		w.a.Forgo(5, 1)
+		require.True(t, w.wants())
+		w.a.Forgo(5, 0)
+		require.False(t, w.wants())
+		if linked {
+			var stated atomic.Bool
+			w.b.pair.Stated = func() { stated.Store(true) }
+			w.b.Ask(w.b.pair, nil)
+			_, l := w.link()
+			w.b.Meet(l, 5, 0)
+			w.eventually(stated.Load)
+			w.b.leave()
+			w.b.pair.Detach()
+			w.a.pair.Detach()
+		}
+		w.a.leave()
+		require.False(t, w.a.AwaitsLinks())
+		require.True(t, w.a.Flush(soon))
+		w.a.pair.Wake()
+		w.eventually(w.a.ended)
+		require.Zero(t, w.a.told.Load())
+	}
 }
