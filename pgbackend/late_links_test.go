@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -127,6 +128,30 @@ func TestCulpritAmongRanksWithoutLinks(t *testing.T) {
 		require.Equal(t, c.culprit, e.behind(0, nil), name)
 		require.Equal(t, -1, e.holdsUp([]int{2}), name)
 	}
+}
+
+// A diagnosis asks first the rank that it waits for, then the one that that waits for, and nobody else.
+func TestAwaitedRanksAreAskedFirst(t *testing.T) {
+	patient(t, opTimeout)
+	w := newLargeWorld(t, "012345")
+	work, f := sumAsync(w.groups[1], 1000)
+	require.Nil(t, f)
+	next, _ := diagnosis{w.groups[0], w.groups[0].run}.awaitedBy(1, time.Now().Add(opTimeout))
+	require.GreaterOrEqual(t, next, 0)
+	asker := slices.IndexFunc(w.groups, func(g *Group) bool { return g.rank > 1 && g.rank != next })
+	g := w.groups[asker]
+	require.Eventually(t, func() bool {
+		diagnosis{g, g.run}.askAwaited(1)
+		return g.remotes[next].states.Load() > 0
+	}, hangAfter, time.Millisecond)
+	for rank, r := range g.remotes {
+		if r != nil && rank != 1 && rank != next {
+			require.Zero(t, r.question.at, rank)
+		}
+	}
+	g.Abort("the end of the test")
+	require.NotNil(t, finish(work))
+	work.Release()
 }
 
 // The words for ranks to which there was no link in time say nothing else of them.
