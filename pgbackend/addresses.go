@@ -220,5 +220,6 @@ func (l *groupLinks) readAddresses(all [][]byte, self int, members []member) err
 	if len(l.processes) > mostApart {
 		return fmt.Errorf("a group over several hosts has at most %d processes, and this one has %d: let each process have several devices, or make smaller groups", mostApart, len(l.processes))
 	}
+	l.sparse = len(l.processes) > allWatch
 	return nil
 }

@@ -61,17 +61,21 @@ type servedGroup interface {
 	Panicked(r any) *coll.Failure
 	// haveLeft reports whether ranks have all said goodbye, as far as the group has its memory to look. Else it is not known.
 	haveLeft(ranks []int) (left, known bool)
+	// linkWanted is called when a member wants a link to this process. It waits for nothing.
+	linkWanted(member int)
 }
 
 // arbiterConfig describes a group over several hosts to its arbiter.
 type arbiterConfig struct {
-	number uint64            // of the group in frames
-	size   int               // ranks
-	lowest []int             // by member: its lowest rank, by which frames name it
-	self   int               // the member that this process is
-	links  []memberLink      // by member; nil for self
-	store  bootstrap.Claimer // nil: the store does not last
-	key    string            // of the first cause in the store, to which the arbiter adds the number of the group
+	number uint64       // of the group in frames
+	size   int          // ranks
+	lowest []int        // by member: its lowest rank, by which frames name it
+	self   int          // the member that this process is
+	links  []memberLink // by member; nil for self, and for members that this one does not watch
+
+	watched func(i, j int) bool // reports whether two members watch each other; nil: all do
+	store   bootstrap.Claimer   // nil: the store does not last
+	key     string              // of the first cause in the store, to which the arbiter adds the number of the group
 
 	// left reports whether all ranks of a member have said goodbye. It waits for nothing. It is called until close returns, also when a
 	// group of this process has left and its memory is gone: it must not use that.
@@ -117,7 +121,7 @@ func newArbiter(c arbiterConfig) *arbiter {
 	members := len(c.lowest)
 	c.key = fmt.Sprintf("%s/%x", c.key, c.number) // a store may hold causes of earlier jobs
 	a := &arbiter{arbiterConfig: c, memberOf: map[int]int{}, bell: make(chan struct{}, 1), done: make(chan struct{}), decided: make(chan struct{}),
-		member: verdict.New(c.self, members), came: make([]int, members), known: make([]bool, members), backlog: make([]backlog, members)}
+		member: verdict.New(c.self, members, c.watched), came: make([]int, members), known: make([]bool, members), backlog: make([]backlog, members)}
 	for member, rank := range c.lowest {
 		a.memberOf[rank] = member
 	}
@@ -241,6 +245,10 @@ func (a *arbiter) take(over int, h *tcp.Header, payload []byte) error {
 func (a *arbiter) linkLost(member int) {
 	a.push(func() {
 		a.backlog[member] = backlog{}
+		if a.watched != nil && !a.known[member] && a.left(member) { // then it is no news
+			a.known[member] = true
+			a.member.Left(member)
+		}
 		a.member.LinkLost(member)
 	})
 }
@@ -343,10 +351,11 @@ func (a *arbiter) step() bool {
 	return true
 }
 
-// look looks for members that have left. They read nothing any more.
+// look looks for members that have left, among those that this one watches: what such a member has sent for the verdict comes over the same link, in
+// front of its farewell. They read nothing any more.
 func (a *arbiter) look() {
 	for j := range a.known {
-		if j != a.self && !a.known[j] && a.left(j) {
+		if a.links[j] != nil && !a.known[j] && a.left(j) {
 			a.known[j], a.backlog[j] = true, backlog{}
 			a.member.Left(j)
 		}
@@ -361,6 +370,7 @@ func (a *arbiter) act() {
 		a.decide(next.Verdict)
 	}
 	a.keep(next.Send)
+	a.wanted(next.Wanted)
 	if next.Claim != "" {
 		a.claim(next.Claim)
 	}

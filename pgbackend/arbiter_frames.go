@@ -20,7 +20,7 @@ type memberFrame struct {
 }
 
 // kinds are the kinds of frames, by those of the verdict.
-var kinds = [...]tcp.Kind{verdict.Declare: tcp.Declare, verdict.Collect: tcp.Collect, verdict.Promise: tcp.Promise, verdict.Cause: tcp.Cause, verdict.Lost: tcp.Lost}
+var kinds = [...]tcp.Kind{verdict.Declare: tcp.Declare, verdict.Collect: tcp.Collect, verdict.Promise: tcp.Promise, verdict.Cause: tcp.Cause, verdict.Lost: tcp.Lost, verdict.Want: tcp.Want}
 
 // write returns the frame of a member's.
 func (a *arbiter) write(f verdict.Frame) memberFrame {

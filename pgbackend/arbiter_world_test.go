@@ -32,6 +32,8 @@ type notedGroup struct {
 
 func (*notedGroup) haveLeft([]int) (left, known bool) { return false, false }
 
+func (g *notedGroup) linkWanted(int) {}
+
 func (g *notedGroup) takeVerdict(first *coll.Failure) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

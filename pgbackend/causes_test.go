@@ -173,6 +173,7 @@ func TestPanicOfAnArbiterEndsItsLinks(t *testing.T) {
 type panickingGroup struct{}
 
 func (panickingGroup) haveLeft([]int) (left, known bool) { return false, false }
+func (panickingGroup) linkWanted(int)                    {}
 func (panickingGroup) takeVerdict(*coll.Failure)         { panic("for the test, again") }
 func (panickingGroup) Panicked(r any) *coll.Failure      { panic(r) }
 

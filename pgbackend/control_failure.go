@@ -43,13 +43,13 @@ func (x *controlExchange) corrupted(peer int, what string) *coll.Failure {
 // timedOut returns the failure of a timeout. Its message has the words of Group.timeout.
 func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 	g := x.g
-	until := time.Now().Add(diagnosisLimit)
+	until := time.Now().Add(g.diagnosisTime())
 	g.askRemotes(until)
 	d := diagnosis{g, g.run}
 	e := d.evidence(until)
 	var absent []int // taken with the evidence: a rank may have come while others were asked
 	for rank, e := range x.entries {
-		if rank != g.rank && e.posted.Load() < x.first {
+		if rank != g.rank && e.posted.Load() < x.first && !d.isUnmet(rank) {
 			absent = append(absent, rank)
 		}
 	}
@@ -74,12 +74,12 @@ func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 // step. One that answers may wait for one that does not. -1: several do not.
 func (e evidence) holdsUp(missing []int) int {
 	silent := e.silentOf(missing)
-	switch len(silent) {
-	case 0:
-		return missing[0]
-	case 1:
+	switch {
+	case len(silent) > 1 || e.anyUnmet():
+		return -1
+	case len(silent) == 1:
 		return silent[0]
 	default:
-		return -1
+		return missing[0]
 	}
 }

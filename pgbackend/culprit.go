@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ type evidence struct {
 	until      time.Time // the end of the diagnosis
 	last       []uint64  // by rank: the number of the last collective that it has begun
 	silent     []bool    // by rank: it does not answer. A search may find more of them.
+	unmet      []bool    // by rank: such a one to which there was no link in time, so nothing is known of it; nil: there is none
 	gone       []bool    // by rank of another host: it has left, and how much it has taken is not known
 
 	consumed  func(rank int) uint64 // how much a rank has taken of what others have published
@@ -31,11 +33,12 @@ type evidence struct {
 // evidence returns what is known of the lane, where no library carries operations out. Ranks of other hosts have been asked before.
 func (g diagnosis) evidence(until time.Time) evidence {
 	e := evidence{rank: g.rank, size: g.size, until: until, last: make([]uint64, g.size), silent: make([]bool, g.size), gone: make([]bool, g.size),
-		consumed: g.run.Consumed, awaitedBy: g.awaitedBy}
+		unmet: make([]bool, g.size), consumed: g.run.Consumed, awaitedBy: g.awaitedBy}
 	for rank := range e.size {
 		_, left := g.run.LastCall(rank)
 		e.gone[rank] = left && g.isRemote(rank)
-		e.silent[rank] = g.isSilent(rank) // before last: of one that leaves now, last is exact
+		e.unmet[rank] = g.isUnmet(rank)
+		e.silent[rank] = e.unmet[rank] || g.isSilent(rank) // before last: of one that leaves now, last is exact
 		e.last[rank] = g.begun(rank)
 	}
 	return e
@@ -56,18 +59,23 @@ func (e evidence) silentRanks() (list []int) {
 	return list
 }
 
+// isUnmet reports whether there was no link to a rank in time. Such a rank is never the culprit: it may have done all that it is to do.
+func (e evidence) isUnmet(rank int) bool { return e.unmet != nil && e.unmet[rank] }
+
+func (e evidence) anyUnmet() bool { return slices.Contains(e.unmet, true) }
+
 // silentOf returns those of ranks that do not answer.
 func (e evidence) silentOf(ranks []int) []int {
 	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return !e.silent[rank] })
 }
 
-// absent returns the ranks that have not begun a collective, and the culprit, which comes first if it is one of them. awaited is the rank that
+// absent returns the ranks that have not begun a collective, but for those of which nothing is known, and the culprit, which comes first if it is one of them. awaited is the rank that
 // this rank waits for, or -1: its own operation has not started, so it waits for none. The culprit is the furthest behind, and the others may
 // wait for it in an earlier collective. How far a silent rank is, is not known, so it counts as the culprit if all others wait. -1: that
 // cannot be told apart.
 func (e evidence) absent(sequence uint64, awaited int) (list []int, culprit int) {
 	for rank := range e.size {
-		if rank != e.rank && e.last[rank] < sequence {
+		if rank != e.rank && e.last[rank] < sequence && !e.isUnmet(rank) {
 			list = append(list, rank)
 		}
 	}
@@ -92,10 +100,10 @@ func (e evidence) firstOf(list []int, awaited int) (sorted []int, culprit int) {
 func (e evidence) absentCulprit(list []int, awaited int) int {
 	known := slices.DeleteFunc(slices.Clone(list), func(rank int) bool { return e.silent[rank] })
 	if len(known) == 0 {
-		if len(list) == 1 {
+		if len(list) == 1 && !e.anyUnmet() {
 			return list[0]
 		}
-		if end, _ := e.end(awaited); end >= 0 && e.silent[end] {
+		if end, _ := e.end(awaited); end >= 0 && e.silent[end] && !e.isUnmet(end) {
 			return end
 		}
 		return -1
@@ -110,10 +118,14 @@ func (e evidence) absentCulprit(list []int, awaited int) int {
 
 // behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for
 // another rank, down to the one that does not go on, and no rank that waits can be further back than that one. If even that one waits, and one
-// rank of suspects, nil for all ranks, is silent, it is that. -1: several are. Nothing leads to a silent rank that is no suspect.
+// rank of suspects, nil for all ranks, is silent, it is that. -1: several are, or it may be one of which nothing is known. Nothing leads to a silent
+// rank that is no suspect.
 func (e evidence) behind(awaited int, suspects []int) int {
 	end, waits := e.end(awaited)
-	if e.silent[end] {
+	switch {
+	case e.isUnmet(end):
+		return -1
+	case e.silent[end]:
 		return end
 	}
 	furthest, least := end, e.consumed(end)
@@ -136,6 +148,8 @@ func (e evidence) behind(awaited int, suspects []int) int {
 		silent = e.silentOf(suspects)
 	}
 	switch {
+	case waits && e.anyUnmet():
+		return -1
 	case !waits || len(silent) == 0:
 		return furthest
 	case len(silent) == 1:
@@ -230,6 +244,15 @@ var awakeFor = 200 * time.Millisecond
 // standsStill is the end of a sentence about what all ranks have begun. rank is the one that holds it up, or -1 if it is one of several that do
 // not answer.
 func (g diagnosis) standsStill(e evidence, rank int, silent []int) string {
+	if e.anyUnmet() {
+		silent = slices.DeleteFunc(slices.Clone(silent), e.isUnmet)
+		text := fmt.Sprintf("of %s that is not known", g.unmet(e))
+		e.unmet = nil
+		if rank < 0 && len(silent) == 0 {
+			return text
+		}
+		return text + "; " + g.standsStill(e, rank, silent)
+	}
 	switch {
 	case rank >= 0 && e.silent[rank]:
 		return g.who(rank) + " does not go on, nor answer: it may be stopped, or its host busy"
@@ -240,12 +263,40 @@ func (g diagnosis) standsStill(e evidence, rank int, silent []int) string {
 	for i, rank := range silent {
 		names[i] = g.who(rank)
 	}
+	if len(names) == 1 {
+		return names[0] + " does not answer: it may be stopped, or its host busy"
+	}
 	return strings.Join(names, " and ") + " do not answer: they may be stopped, or their hosts busy"
+}
+
+// unmet names ranks to which there was no link in time, the first 8 of them with their processes.
+func (g diagnosis) unmet(e evidence) string {
+	var known, others []string
+	for rank := range e.size {
+		switch {
+		case !e.isUnmet(rank):
+		case len(known) < 8:
+			known = append(known, g.who(rank))
+		default:
+			others = append(others, strconv.Itoa(rank))
+		}
+	}
+	text := strings.Join(known, ", ")
+	if len(others) > 0 {
+		text += ", and rank " + strings.Join(others, ", ")
+	}
+	if len(known) == 1 {
+		return text + ", to which no link was made in time,"
+	}
+	return text + ", to which no links were made in time,"
 }
 
 // notArrived is the end of a sentence about ranks that have not arrived. culprit is what absent has returned.
 func (g diagnosis) notArrived(e evidence, absent []int, culprit int) string {
 	text := "not arrived: " + g.lastCalls(e, absent)
+	if e.anyUnmet() {
+		text += fmt.Sprintf("; of %s that is not known", g.unmet(e))
+	}
 	if culprit < 0 || slices.Contains(absent, culprit) {
 		return text
 	}

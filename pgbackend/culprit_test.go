@@ -20,6 +20,7 @@ type known struct {
 	consumed []uint64
 	awaits   []int
 	silent   []int
+	unmet    []int // of which nothing is known, since there was no link in time
 	gone     []int
 	falls    []int
 	library  bool
@@ -31,6 +32,12 @@ func (k known) evidence(rank int) evidence {
 		silent: make([]bool, len(k.awaits)), gone: make([]bool, len(k.awaits))}
 	for _, rank := range k.silent {
 		e.silent[rank] = true
+	}
+	if len(k.unmet) > 0 {
+		e.unmet = make([]bool, e.size)
+	}
+	for _, rank := range k.unmet {
+		e.silent[rank], e.unmet[rank] = true, true
 	}
 	for _, rank := range k.gone {
 		e.gone[rank] = true

@@ -66,22 +66,27 @@ func notInTime(to linkedProcess, all []error) string {
 	return text
 }
 
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again. The error has
-// the reasons of the last attempt that ended by itself, if there is one.
-func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Link, err error) {
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again, for a time at
+// least: a link at first need is dialed for longer than one of the rendezvous. The error has the reasons of the last attempt that ended by itself, if
+// there is one.
+func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, atLeast time.Duration) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	began := time.Now()
 	if bytes.Compare(n.id[:], id[:]) > 0 {
 		link = n.node.Await(ctx, id, firstDial)
 	}
+	dial := func() (*tcp.Link, error) { return n.node.Link(ctx, id, to.at.At, l.space) }
+	if atLeast > 0 {
+		dial = func() (*tcp.Link, error) { return l.dialNeeded(ctx, to) }
+	}
 	var why error
 	for refusals := 0; link == nil; {
-		if link, err = n.node.Link(ctx, id, to.at.At, l.space); len(atAddresses(err)) > 0 && (why == nil || ctx.Err() == nil) {
+		if link, err = dial(); len(atAddresses(err)) > 0 && (why == nil || ctx.Err() == nil) {
 			why = err
 		}
 		switch {
 		case link != nil || ctx.Err() != nil:
-		case everywhere(err, isAny(handshake.ErrRefused, io.EOF, io.ErrUnexpectedEOF)) && refusals < mostRefusals:
+		case everywhere(err, isAny(handshake.ErrRefused, io.EOF, io.ErrUnexpectedEOF)) && (refusals < mostRefusals || time.Since(began) < atLeast):
 			refusals++
 			if link = n.node.Await(ctx, id, refusalPause); link == nil && ctx.Err() == nil {
 				continue
@@ -89,7 +94,8 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess) (link *tcp.Li
 		case !everywhere(err, refused):
 			link = n.node.Await(ctx, id, otherWay)
 		}
-		if link == nil && (ctx.Err() != nil || !mayPass(err, time.Since(began))) {
+		final := !mayPass(err, time.Since(began)) && (everywhere(err, refused) || time.Since(began) >= atLeast)
+		if link == nil && (ctx.Err() != nil || final) {
 			return nil, errors.Join(ctx.Err(), cmp.Or(why, err))
 		}
 	}

@@ -104,7 +104,7 @@ func dialerTo(t *testing.T, at ...net.Listener) (l *groupLinks, to linkedProcess
 		to.at.At = append(to.at.At, each.Addr().(*net.TCPAddr).AddrPort())
 	}
 	g := &Group{name: "g", members: make([]member, 2)}
-	return &groupLinks{network: &network{id: id, node: node}}, to, func(err error) *coll.Failure { return g.noLink(to, err) }
+	return &groupLinks{network: &network{id: id, node: node, dials: make(chan struct{}, 1)}}, to, func(err error) *coll.Failure { return g.noLink(to, err) }
 }
 
 // The error of a link that was not made in time says what became of each address.
@@ -115,7 +115,7 @@ func TestLinkThatIsNotMadeInTime(t *testing.T) {
 	l, to, told := dialerTo(t, silent)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err = l.linkTo(ctx, to)
+	_, err = l.linkTo(ctx, to, 0)
 	f := told(err)
 	require.NoError(t, expect(f, coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets: "+silent.Addr().String()+": ", "i/o timeout"))
 	require.NotContains(t, f.Message, "context deadline exceeded")
@@ -127,7 +127,8 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		linger, attempts int
 		refused          bool
-	}{"closed": {-1, 1 + mostRefusals, true}, "reset": {0, 3, false}} {
+		atLeast          time.Duration
+	}{"closed": {-1, 1 + mostRefusals, true, 0}, "reset": {0, 3, false, 0}, "reset, of a link at first need": {0, 3, false, time.Minute}} {
 		t.Run(name, func(t *testing.T) {
 			if !c.refused {
 				quick.Skip(t, "it waits between attempts")
@@ -156,7 +157,7 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 					_ = accepted.Close()
 				}
 			}()
-			_, err = l.linkTo(ctx, to)
+			_, err = l.linkTo(ctx, to, c.atLeast)
 			require.Error(t, err)
 			require.Equal(t, c.refused, errors.Is(err, handshake.ErrRefused), "%v", err)
 			require.Equal(t, !c.refused, errors.Is(err, unix.ECONNRESET), "%v", err)
@@ -164,4 +165,19 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 			require.Equal(t, c.attempts, <-attempts)
 		})
 	}
+}
+
+// A link at first need is dialed for a while where nobody listens, one of the rendezvous not again. What it holds of the dials it gives back.
+func TestNobodyListens(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l, to, _ := dialerTo(t, listener)
+	require.NoError(t, listener.Close())
+	for _, atLeast := range []time.Duration{0, otherWay + otherWay/2} {
+		began := time.Now()
+		_, err = l.linkTo(t.Context(), to, atLeast)
+		require.ErrorIs(t, err, unix.ECONNREFUSED)
+		require.GreaterOrEqual(t, time.Since(began), atLeast)
+	}
+	require.Empty(t, l.network.dials)
 }

@@ -28,6 +28,9 @@ func (g *Group) goDown(f *coll.Failure, fresh bool) {
 		g.announce(f)
 	}
 	<-g.announced
+	if g.links != nil && !g.clean.Load() {
+		g.links.forgo(g.rank)
+	}
 	g.failureCallback.wait()
 	g.down()
 }
@@ -112,9 +115,11 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		return
 	}
 	g.incidents.declare(g, func() *coll.Failure {
-		until := time.Now().Add(diagnosisLimit)
+		until := time.Now().Add(g.diagnosisTime())
+		d := diagnosis{g, lane}
+		d.askAwaited(t.Peer)
 		g.askRemotes(until)
-		return diagnosis{g, lane}.diagnose(t, until)
+		return d.diagnose(t, until)
 	})
 }
 

@@ -307,7 +307,8 @@ func FuzzRecordsOfLinks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {
 		var agreed []networkProbe
 		for rank := range 3 {
-			g := &Group{process: &Process{linkProbes: newLinkProbes()}, rank: rank, hosts: [][]int{{0}, {1}, {2}}, members: make([]member, 3)}
+			g := &Group{process: &Process{linkProbes: newLinkProbes()}, rank: rank, hosts: [][]int{{0}, {1}, {2}}, hostOf: []int{0, 1, 2}, members: make([]member, 3)}
+			g.links = &groupLinks{processes: []linkedProcess{{ranks: []int{0}}, {ranks: []int{1}}, {ranks: []int{2}}}}
 			for of := range g.members {
 				g.members[of].HostSetting = fmt.Sprint(of)
 			}

@@ -30,6 +30,8 @@ type groupLinks struct {
 	pairs     []*shadow.Pair  // by rank; nil for ranks of this host
 	shadows   *shadow.Memory  // of all pairs
 	met       metRanks
+	sparse    bool // not all processes watch each other
+	needed    neededLinks
 	making    bool                    // the network waits for this group to be made
 	lost      []atomic.Pointer[error] // by rank: why the link to it is lost
 }
@@ -112,7 +114,11 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	for i, p := range l.processes {
 		ranks[i], lowest[i] = p.ranks, p.ranks[0]
 	}
-	g.arbiter = l.network.join(arbiterConfig{info: g.info, number: l.number, size: g.size, lowest: lowest, self: l.self, store: store, key: g.keys + "/cause"}, ranks, links)
+	var watched func(i, j int) bool
+	if l.sparse {
+		watched = l.watched
+	}
+	g.arbiter = l.network.join(arbiterConfig{watched: watched, info: g.info, number: l.number, size: g.size, lowest: lowest, self: l.self, store: store, key: g.keys + "/cause"}, ranks, links)
 	g.recause = func(run *runner.Group, f *coll.Failure) {
 		if !run.Recause(f) {
 			observe.Warn("group %q: no memory for the first cause of its failure, which other ranks have: %s", g.title(), strings.TrimPrefix(f.Message, "sagecomm: "))
@@ -129,7 +135,7 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 			if !g.isRemote(rank) {
 				continue
 			}
-			if err := g.addShadow(rank, links[i], place); err != nil {
+			if err := g.addShadow(rank, i, links[i], place); err != nil {
 				return fmt.Errorf("%s has no shadow of %s: %w", g.who(g.rank), g.who(rank), err)
 			}
 			place++
@@ -138,16 +144,27 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	return nil
 }
 
-// addShadow adds the pair with a rank of another host, whose shadow has a place among those of this rank.
-func (g *Group) addShadow(rank int, link *tcp.Link, place int) error {
+// addShadow adds the pair with a rank of another host, whose shadow has a place among those of this rank. link is nil where there is none yet to
+// the process of that rank.
+func (g *Group) addShadow(rank, process int, link *tcp.Link, place int) error {
 	m, lost := g.members[rank], &g.links.lost[rank] // the group may have left its links when it is told of a loss
 	r := &remoteControl{set: g.links.network.set, own: g.ownControl(), rounds: &g.control}
-	met := &g.links.met
+	l, a := g.links, g.arbiter
+	met := &l.met
+	var need func()
+	if l.sparse {
+		need = func() { l.need(process, g.rank, a) }
+	}
 	pair, err := r.set.Add(shadow.Config{Link: link, Group: g.links.number, Rank: g.rank, To: rank, Size: g.size, Geometry: g.geometry(), Own: g.peers[g.rank],
 		Memory: g.links.shadows, Shadow: place,
+		Peer:    tcp.Identity(l.processes[process].at.ID),
+		Need:    need,
 		Control: r.take,
 		Stated:  func() { r.states.Add(1) },
-		Made:    func() { met.add(rank) },
+		Made: func() {
+			met.add(rank)
+			r.noteMade()
+		},
 		GaveUp: func() []byte {
 			return runner.EncodeFailure(&coll.Failure{Status: coll.PeerFailure, Rank: rank, PID: m.PID, Host: m.Host, Group: g.name,
 				Message: fmt.Sprintf("sagecomm: group %q: %s gave up while the group was made; its log has the reason", g.name, g.who(rank))})
@@ -195,6 +212,13 @@ func (g *Group) leaveRemotes() {
 	g.freeLinks()
 }
 
+// linked takes note that the group has the links that it begins with. Unless others are made at first need, no further process makes one for it.
+func (g *Group) linked() {
+	if !g.links.sparse {
+		g.closeLinking()
+	}
+}
+
 // closeLinking lets no further process make a link for the group.
 func (g *Group) closeLinking() {
 	l := g.links
@@ -233,6 +257,7 @@ func (g *Group) discardLinks() {
 	if g.arbiter != nil {
 		g.arbiter.leave(g)
 	}
+	g.closeLinking()
 	g.arbiter, g.remotes = nil, nil
 	g.freeLinks()
 }
@@ -243,6 +268,11 @@ func (g *Group) freeLinks() {
 	l := g.links
 	if l == nil {
 		return
+	}
+	l.needed.stop()
+	if l.sparse && l.keyed {
+		l.keyed = false
+		l.network.keepKey(l.space)
 	}
 	g.closeLinking()
 	for _, p := range l.pairs {

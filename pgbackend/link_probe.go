@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -71,6 +72,30 @@ func measures(host, other, hosts int) bool {
 	return ahead < hosts || ahead == hosts && host < other
 }
 
+// measuredLink is the link by which two hosts are measured: processes of the group, of which the first one measures.
+type measuredLink struct{ from, to int }
+
+// orderedHosts names a pair of hosts.
+func orderedHosts(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
+
+// measuredLinks returns the link of each pair of hosts by which it is measured: the first one between processes that watch each other, which is that of
+// the processes of both lowest ranks where all do. In a large group there may be none between two hosts. All ranks find the same.
+func (g *Group) measuredLinks() map[[2]int]measuredLink {
+	found := map[[2]int]measuredLink{}
+	for i, p := range g.links.processes {
+		for j, q := range g.links.processes {
+			a, b := g.hostOf[p.ranks[0]], g.hostOf[q.ranks[0]]
+			if a == b || !measures(a, b, len(g.hosts)) || !g.links.watched(i, j) {
+				continue
+			}
+			if _, known := found[orderedHosts(a, b)]; !known {
+				found[orderedHosts(a, b)] = measuredLink{i, j}
+			}
+		}
+	}
+	return found
+}
+
 // probedHost is what a rank tells of the link to a host that was tried.
 type probedHost struct {
 	Host int `json:"host"` // of the group
@@ -85,7 +110,11 @@ func (l *linking) probe(ctx context.Context) {
 	l.mu.Lock()
 	links, failed := slices.Clone(l.links), l.failed
 	l.mu.Unlock()
-	if failed != nil || !g.tuningSettings.probe || g.hosts[self][0] != g.rank {
+	if failed != nil || !g.tuningSettings.probe || l.processes[g.links.self].ranks[0] != g.rank {
+		return
+	}
+	measured := g.measuredLinks()
+	if !slices.ContainsFunc(slices.Collect(maps.Values(measured)), func(m measuredLink) bool { return m.from == g.links.self }) {
 		return
 	}
 	if tune, err := g.tuningSettings.forShape(g.members[0].Machine, g.shape()); err != nil || tune.SetsNetwork() {
@@ -101,14 +130,14 @@ func (l *linking) probe(ctx context.Context) {
 	deadline := time.Now().Add(linkProbesLimit)
 	for ahead := 1; 2*ahead <= hosts; ahead++ {
 		host := (self + ahead) % hosts
-		if !measures(self, host, hosts) {
+		between, ok := measured[orderedHosts(self, host)]
+		if !ok || between.from != g.links.self {
 			continue
 		}
 		pair := g.hostPair(self, host)
 		found, is := known.of(pair)
 		if !is {
-			lowest := g.hosts[host][0]
-			link := links[slices.IndexFunc(l.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lowest) })]
+			link := links[between.to]
 			limit := min(linkProbeLimit, time.Until(deadline))
 			if link == nil || limit <= 0 || ctx.Err() != nil {
 				continue // not tried: a later group does
@@ -147,34 +176,36 @@ func (l *linking) told() []byte {
 type networkProbe struct {
 	octaves  networkOctaves
 	worst    linkCosts // of the pairs that were measured, before they are rounded; 0 if none was
-	pairs    int       // of hosts
+	pairs    int       // of hosts between which there is a link to be measured
 	measured int       // of these pairs; the defaults stand for the others,
 	parts    int       // but for the latency of so many
 }
 
-// agreeOnLinks returns what the costs of links are for the group, from what all ranks have told in the round linked.
+// agreeOnLinks returns what the costs of links are for the group, from what all ranks have told in the round linked. Pairs of hosts between which no link
+// is to be measured count as those that are.
 func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 	hosts := len(g.hosts)
-	told := make([]map[int]probedHost, hosts)
-	for host, ranks := range g.hosts {
-		told[host] = map[int]probedHost{}
+	told := make([]map[int]probedHost, len(g.links.processes))
+	for i, p := range g.links.processes {
+		told[i] = map[int]probedHost{}
 		var list []probedHost
-		if json.Unmarshal(all[ranks[0]], &list) != nil { // as of one that tells nothing
+		if json.Unmarshal(all[p.ranks[0]], &list) != nil { // as of one that tells nothing
 			continue
 		}
 		for _, one := range list {
 			one.foundCosts = one.believed()
-			told[host][one.Host] = one
+			told[i][one.Host] = one
 		}
 	}
+	measured := g.measuredLinks()
 	var used linkCosts
 	for a := range hosts {
 		for b := a + 1; b < hosts; b++ {
-			from, to := a, b
-			if !measures(a, b, hosts) {
-				from, to = b, a
+			between, ok := measured[orderedHosts(a, b)]
+			if !ok {
+				continue
 			}
-			found, tried := told[from][to]
+			found, tried := told[between.from][g.hostOf[g.links.processes[between.to].ranks[0]]]
 			if tried && !found.Again {
 				g.process.linkProbes.remember(g.hostPair(a, b), found.foundCosts)
 			}

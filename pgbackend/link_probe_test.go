@@ -383,7 +383,8 @@ func TestCostsOfALostLinkAreForgotten(t *testing.T) {
 // What ranks tell of links may be anything.
 func TestRecordsOfLinksThatNoRankWrites(t *testing.T) {
 	good := `[{"host":1,"latency":200000000000,"step":3000000000,"byte":2560000}]`
-	g := &Group{process: &Process{linkProbes: newLinkProbes()}, hosts: [][]int{{0, 1}, {2}}, members: make([]member, 3)}
+	g := &Group{process: &Process{linkProbes: newLinkProbes()}, hosts: [][]int{{0, 1}, {2}}, hostOf: []int{0, 0, 1}, members: make([]member, 3)}
+	g.links = &groupLinks{processes: []linkedProcess{{ranks: []int{0, 1}}, {ranks: []int{2}}}}
 	for rank := range g.members {
 		g.members[rank].HostSetting = fmt.Sprint(rank / 2)
 	}

@@ -37,13 +37,13 @@ type linking struct {
 	probed    []probedHost  // what this process has measured; set before done is closed
 
 	mu     sync.Mutex
-	links  []*tcp.Link   // by process; nil for this one
+	links  []*tcp.Link   // by process; nil for this one, and for those that it does not watch
 	failed *coll.Failure // why the group cannot be made
 	ended  bool
 }
 
-// startLinking begins to make the links to all other processes of the group, those of this host included: members of the verdict ask each
-// other.
+// startLinking begins to make the links to the processes of the group that this one watches, those of this host included: members of the verdict ask
+// each other. In a group that is not large these are all.
 func (g *Group) startLinking(deadline time.Time) *linking {
 	if limit := time.Now().Add(linkLimit); limit.Before(deadline) {
 		deadline = limit
@@ -54,7 +54,7 @@ func (g *Group) startLinking(deadline time.Time) *linking {
 	g.links.network.watch(l)
 	var all sync.WaitGroup
 	for i, p := range processes {
-		if i == g.links.self {
+		if !g.links.watched(g.links.self, i) {
 			continue
 		}
 		all.Go(func() {
@@ -66,7 +66,7 @@ func (g *Group) startLinking(deadline time.Time) *linking {
 				}
 			}()
 			var link *tcp.Link
-			if link, err = g.links.linkTo(ctx, p); err == nil {
+			if link, err = g.links.linkTo(ctx, p, 0); err == nil {
 				l.mu.Lock()
 				l.links[i] = link
 				l.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/shadow"
 	"sagecomm/internal/transport/tcp"
+	"sagecomm/internal/verdict"
 )
 
 // This file has the links of this process to processes of other hosts, which its groups share. linking.go makes those of one group.
@@ -23,10 +24,15 @@ var networkRest atomic.Int64
 
 func init() { networkRest.Store(int64(3 * time.Second)) }
 
-const (
-	partLimit = time.Second // how long the end of a process waits until the goodbyes of its ranks are sent
-	mostApart = 256         // processes of a group over several hosts: nobody has tried what more of them cost
-)
+// partLimit is how long the end of a process waits until the goodbyes of its ranks are sent, over links that are there. Tests change it.
+var partLimit atomic.Int64
+
+func init() { partLimit.Store(int64(time.Second)) }
+
+const mostApart = 256 // processes of a group over several hosts: nobody has tried what more of them cost
+
+// allWatch is the largest number of processes of a group of which every two watch each other, and have a link from the beginning. Tests change it.
+var allWatch = verdict.AllWatch
 
 // mostStrangers bounds the connections that have proved nothing yet, unless groups of so many processes are being made that these may have more. Tests
 // change it.
@@ -54,7 +60,9 @@ type network struct {
 	set  *shadow.Set
 	at   []netip.AddrPort // where it listens
 	told []netip.AddrPort // where others dial it
-	worn atomic.Bool      // a link was lost that a group needed, and no such link is made again: later groups get another network
+
+	dials chan struct{} // has a value for each connection that is dialed for a link at first need
+	worn  atomic.Bool   // a link was lost that a group needed, and no such link is made again: later groups get another network
 
 	// Guarded by networks.mu:
 	users  int // groups
@@ -64,6 +72,7 @@ type network struct {
 	mu       sync.Mutex
 	joints   map[uint64]*joint // by the number of their group
 	linkings map[*linking]bool // of groups that are being made
+	kept     []handshake.Space // keys of groups that have ended, the oldest one first
 }
 
 // joint is what the ranks of this process have in common of a group over several hosts.
@@ -196,7 +205,9 @@ func (p *Process) leaveNetwork(n *network) {
 // Requires: networks.mu.
 func (p *Process) endNetwork(n *network) {
 	n.worn.Store(true)
-	n.node.StopListening()
+	if !n.set.AwaitsLinks() { // perhaps only the other process can dial
+		n.node.StopListening()
+	}
 	delete(p.networks.all, n)
 	if p.networks.newest[n.key] == n {
 		delete(p.networks.newest, n.key)
@@ -227,9 +238,11 @@ func (p *Process) closeNetworks() {
 	}
 }
 
-// close ends the network. When it returns, nothing of it runs, and nothing touches the memory of groups.
+// close ends the network. When it returns, nothing of it runs, and nothing touches the memory of groups. Links that ranks have wanted before they left
+// have as long as a process that is refused, since they are made from nothing.
 func (n *network) close() {
-	n.set.Flush(partLimit)
+	flushes := time.Duration(partLimit.Load())
+	n.set.FlushWithin(flushes, flushes+time.Duration(neededWait.Load()))
 	n.node.Close()
 	n.set.Close()
 }

@@ -34,7 +34,7 @@ func (p *Process) newNetwork(key networkKey, secure *tls.Config, at bootstrap.En
 	if err != nil {
 		return nil, err
 	}
-	n := &network{key: key, set: shadow.NewSet(), joints: map[uint64]*joint{}, linkings: map[*linking]bool{}}
+	n := &network{key: key, set: shadow.NewSet(), joints: map[uint64]*joint{}, linkings: map[*linking]bool{}, dials: make(chan struct{}, mostDials)}
 	n.set.Ended = func() {
 		go func() {
 			defer recoverFrom("the return of memory")

@@ -27,13 +27,37 @@ const (
 	longestAskPause = 50 * time.Millisecond // between questions to one rank in a diagnosis
 )
 
+// diagnosisTime is diagnosisLimit, and the time to ask first whom this rank waits for (askAwaited).
+func (g *Group) diagnosisTime() time.Duration {
+	if g.makesLinks() {
+		return diagnosisLimit + stateLimit/2
+	}
+	return diagnosisLimit
+}
+
+// askAwaited asks the rank that this one waits for, and then the one that that waits for, as far as that leads within half of stateLimit: where links
+// are made at first need, these links come before those to all others.
+// Requires: the group is acquired.
+func (g diagnosis) askAwaited(awaited int) {
+	if !g.makesLinks() {
+		return
+	}
+	seen := map[int]bool{g.rank: true}
+	for until := time.Now().Add(stateLimit / 2); awaited >= 0 && !seen[awaited]; awaited = g.run.Awaits(awaited) {
+		seen[awaited] = true
+		if g.isRemote(awaited) && len(g.ask(time.Until(until), awaited)) > 0 {
+			return
+		}
+	}
+}
+
 // askRemotes asks all ranks of other hosts for their states, until the given time at most. It asks once more where several do not answer: those
 // that are only slow may do so by then. Something of diagnosisLimit is left for the search behind it.
 // Requires: the group is acquired.
 func (g *Group) askRemotes(until time.Time) {
 	all := g.remoteRanks()
 	g.ask(min(stateLimit, time.Until(until)), all...)
-	if silent := slices.DeleteFunc(all, func(rank int) bool { return !g.isSilent(rank) }); len(silent) > 1 {
+	if silent := slices.DeleteFunc(all, func(rank int) bool { return !g.isSilent(rank) && !g.isUnmet(rank) }); len(silent) > 1 {
 		g.ask(min(stateLimit/2, time.Until(until)), silent...)
 	}
 }
@@ -104,10 +128,17 @@ func (g *Group) answers(rank int) bool {
 	return !left && !slices.Contains(g.life.dead(), rank)
 }
 
-// isSilent reports whether a rank of another host, which lives and has not left, has not answered a question for stateLimit.
+// isSilent reports whether a rank of another host, which lives and has not left, has not answered a question for stateLimit, or there was no link to it
+// although one has been wanted for long.
 func (g *Group) isSilent(rank int) bool {
 	r := g.remote(rank)
 	return r != nil && r.unanswered() && g.answers(rank)
+}
+
+// isUnmet reports whether there was no link in time to a rank of another host that was asked: it lives and has not left, and nothing is known of it.
+func (g *Group) isUnmet(rank int) bool {
+	r := g.remote(rank)
+	return r != nil && g.makesLinks() && r.isOpen() && !r.unanswered() && g.answers(rank)
 }
 
 // note notes a question that begins, or one that stands, and returns how many states have come before it.
@@ -122,8 +153,28 @@ func (r *remoteControl) note(begins bool) int64 {
 	return r.question.before
 }
 
-// unanswered reports whether a question has been without an answer for stateLimit.
+// noteMade notes that the pair is made: a question that had to wait for the link begins now.
+// Requires: no state comes meanwhile.
+func (r *remoteControl) noteMade() {
+	r.question.Lock()
+	defer r.question.Unlock()
+	if !r.question.at.IsZero() {
+		r.question.at = time.Now()
+	}
+}
+
+// isOpen reports whether a question has no answer.
+func (r *remoteControl) isOpen() bool {
+	r.question.Lock()
+	defer r.question.Unlock()
+	return !r.question.at.IsZero() && r.states.Load() == r.question.before
+}
+
+// unanswered reports whether a question has been without an answer for stateLimit, although the link to the rank is there or has been wanted for long.
 func (r *remoteControl) unanswered() bool {
+	if waited, wanted := r.pair.Wanted(); wanted && waited < time.Duration(neededWait.Load()) {
+		return false
+	}
 	r.question.Lock()
 	defer r.question.Unlock()
 	return !r.question.at.IsZero() && r.states.Load() == r.question.before && time.Since(r.question.at) >= stateLimit

@@ -202,7 +202,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 			return err
 		}
 		// Only now can every rank hear from this one that it gives up, as one that is ready has to say.
-		g.closeLinking()
+		g.linked()
 		attachErr = g.chooseForLinks(told)
 	}
 	last := attachedRound

@@ -306,7 +306,8 @@ func (g *Group) unfinishedHere(what string, waited time.Duration) *coll.Failure 
 		}
 		until := time.Now().Add(awakeFor)
 		if g.arbiter != nil {
-			until = time.Now().Add(diagnosisLimit)
+			until = time.Now().Add(g.diagnosisTime())
+			diagnosis{g, l.run}.askAwaited(t.Peer)
 			g.askRemotes(until)
 		}
 		return diagnosis{g, l.run}.givenUp(t, until, waited)

@@ -28,12 +28,12 @@ const (
 // nil.
 func (s *Set) Ask(p *Pair, noted func(begins bool)) {
 	if p.ask(noted) {
-		s.ring(p.Link)
+		p.Wake()
 	}
 }
 
 func (p *Pair) ask(noted func(begins bool)) (begins bool) {
-	if !p.Open() {
+	if made, wanted := p.side.open(p, false); !made && !wanted {
 		return false
 	}
 	p.mu.Lock()
@@ -44,8 +44,8 @@ func (p *Pair) ask(noted func(begins bool)) (begins bool) {
 	begins = p.asking == askNothing
 	if begins {
 		p.asking = askSoon
-		for n := range p.lanes {
-			p.lanes[n].shadow.ForgetAwaited()
+		for n := range p.shadow.Shared {
+			p.shadowWords(n).ForgetAwaited()
 		}
 	}
 	if noted != nil {
@@ -96,7 +96,9 @@ var ErrEnded = errors.New("nothing is sent for this pair any more")
 // SendEntry sends EXCHANGE: an entry of a control exchange, or what was taken. It does not wait, and reports
 // whether the frame was taken. Lane, group and ranks of the header are set here.
 func (p *Pair) SendEntry(h tcp.Header, payload ...[]byte) (taken bool, err error) {
-	if !p.Open() {
+	if made, wanted := p.side.open(p, true); wanted {
+		return false, nil
+	} else if !made {
 		return false, ErrEnded
 	}
 	if !p.controlling.TryLock() {
@@ -232,4 +234,4 @@ func (s *Set) takeVerdict(l *tcp.Link, h *tcp.Header) error {
 }
 
 // isVerdict reports whether a member passes frames of a kind to its group, whatever pair of ranks they name.
-func isVerdict(k tcp.Kind) bool { return k >= tcp.Declare && k <= tcp.Lost }
+func isVerdict(k tcp.Kind) bool { return k >= tcp.Declare && k <= tcp.Lost || k == tcp.Want }

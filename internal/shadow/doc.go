@@ -7,5 +7,5 @@
 // lost link means, and takes the frames of the verdict.
 //
 // There is one pump for each link, a goroutine that sleeps on a bell. Start reading at pair.go, then receive.go; fifo.go has p2p operations, and
-// control.go what crosses on the control connection.
+// control.go what crosses on the control connection. In large groups links are made at first need: meeting.go.
 package shadow

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/runner"
@@ -13,19 +14,24 @@ import (
 
 // Config describes a pair to Set.Add.
 type Config struct {
-	Link           *tcp.Link
-	Group          uint64 // number of the group, which all of its processes know
-	Rank, To, Size int    // the rank of this process, the remote rank, of a group of that size
+	Link           *tcp.Link // nil: there is none yet. Need is called when the pair is needed, and Meet when there is one, or Unreachable
+	Group          uint64    // number of the group, which all of its processes know
+	Rank, To, Size int       // the rank of this process, the remote rank, of a group of that size
 	Geometry       runner.Geometry
 	Own            runner.Peer
 	Memory         *Memory // where the shadow lies, and at which place
 	Shadow         int
+	Peer           tcp.Identity  // of the process of the remote rank, where Link is nil
 	GaveUp         func() []byte // returns the failure record of the remote rank if it gives up in the rendezvous (runner.EncodeFailure)
 	Lost           func(error)   // called when the link is lost before the remote rank has left
 
 	// Made is called when the pair is made, before anything is stored into the shadow and before Open returns. It is called with a lock of the set,
 	// so it calls no method of the pair or the set and waits for nothing. It may be nil.
 	Made func()
+
+	// Need is called, with a lock of the set, when a link is needed and there is none: it calls no method of the pair or the set and waits for nothing. It
+	// is called again when a pair is needed behind Unreachable. It is nil where all processes of the group have links from the beginning.
+	Need func()
 
 	// Control takes an entry of a control exchange of the remote rank: the header of EXCHANGE, and its payload, which it may keep, but not
 	// the header. Stated is called when a state of the remote rank lies in the shadow. Both are called with the lock of the pair, so they
@@ -54,7 +60,11 @@ type Pair struct {
 	Config
 	memory *Memory     // nil: it was freed. Under mu once the pair was added.
 	engine runner.Bell // of this process's progress engine
+	linked atomic.Bool // there is a link: Link and bell do not change any more
 	bell   bell        // of the pump
+	awaits atomic.Bool // a thread has polled before there was a link
+	wanted bool        // it is to be made when there is a link. The lock of the side guards it
+	since  time.Time   // when it was first wanted
 	side   *side
 	shadow runner.Peer
 	left   *atomic.Uint64 // of the remote rank: in the shadow
@@ -63,6 +73,7 @@ type Pair struct {
 
 	turn    sync.Mutex   // of who pushes, the pump or a thread that has published; before pushing
 	polling atomic.Int32 // threads that poll again and again: Attend
+	calmed  atomic.Int32 // of these, those that the link was told of
 	unsent  atomic.Bool  // a thread has not sent what it has published, and one that polls, or the pump, is to do it
 	trying  bool         // by a thread, which does not wait: send returns errFull where it would
 	pushing sync.Mutex   // held by the pump while it uses the memory of the group; before mu
@@ -129,7 +140,11 @@ type channel struct {
 // newPair returns a pair that is not made.
 func newPair(c Config, of *side) *Pair {
 	c.Memory.use()
-	p := &Pair{Config: c, memory: c.Memory, side: of, flushed: make(chan struct{}), engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell)), bell: of.pump.bell}
+	p := &Pair{Config: c, memory: c.Memory, side: of, flushed: make(chan struct{}), engine: runner.BellAt(unsafe.Add(c.Own.Arena, c.Own.Bell))}
+	if c.Link != nil {
+		p.bell = of.pump.bell
+		p.linked.Store(true)
+	}
 	p.shadow = runner.Peer{Pair: runner.AddPair(p), Arena: c.Memory.at(c.Shadow), Bytes: c.Memory.each}
 	for n := range p.shadow.Shared {
 		p.shadow.Shared[n] = int64(n) * (runner.SharedBlockBytes(c.Size) + channelsOf(c.Geometry) + fifoOf(c.Geometry))
@@ -177,9 +192,12 @@ func (p *Pair) make() {
 	p.made.Store(true) // who reads that stores into the shadow: the lanes visit the rank before
 }
 
-// Open makes the pair if it is not made yet. It reports whether it is: not if this rank has left, the remote rank has given up, or the
-// pair was removed.
-func (p *Pair) Open() bool { return p.side.open(p) }
+// Open makes the pair if it is not made yet. It reports whether it is: not if there is no link yet, this rank has left, the remote rank has given up,
+// or the pair was removed. Where there is no link, the pair is made when there is one.
+func (p *Pair) Open() bool {
+	made, _ := p.side.open(p, true)
+	return made
+}
 
 // Free unmaps the shadow, at the latest when what is being read into it has come or its link has ended.
 // Requires: the group is closed, and the pair has ended: detached is set for the remote rank, it has given up, the pair was removed, or the
@@ -225,6 +243,7 @@ func (p *Pair) awaited() bool {
 func (p *Pair) remove() {
 	p.side.mu.Lock() // it is not made behind that
 	p.side.pairs = slices.DeleteFunc(p.side.pairs, func(q *Pair) bool { return q == p })
+	p.wanted = false
 	if len(p.side.pairs) == 0 {
 		p.side.done.Store(true)
 	}

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"sagecomm/internal/runner"
 	"sagecomm/internal/transport/tcp"
 )
 
@@ -22,6 +21,15 @@ type Set struct {
 	pumps map[*tcp.Link]*pump
 	sides map[group][]*side
 	sleep time.Duration // of a pump, at most
+
+	// meeting.go has these.
+	unlinked map[remote][]*side
+	met      map[uint64]map[*tcp.Link]bool // by group: links that carry it, or have
+	departed map[uint64][]farewell         // of ranks that have left, by group
+	oldest   []uint64                      // of these groups, the oldest one first
+	tending  bell
+	closing  chan struct{} // nil before there was a side without a link
+	tended   chan struct{}
 
 	serving  sync.Mutex // held while a function of Serve is called; no other lock of the package is taken meanwhile
 	services map[group]*service
@@ -40,7 +48,8 @@ func (c *Config) key() key { return key{c.Link, c.Group, uint32(c.To), uint32(c.
 
 // NewSet returns a set without pairs.
 func NewSet() *Set {
-	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, sides: map[group][]*side{}, services: map[group]*service{}, sleep: LongestSleep}
+	return &Set{pairs: map[key]*Pair{}, pumps: map[*tcp.Link]*pump{}, sides: map[group][]*side{}, services: map[group]*service{}, sleep: LongestSleep,
+		unlinked: map[remote][]*side{}, met: map[uint64]map[*tcp.Link]bool{}, departed: map[uint64][]farewell{}, tending: newBell()}
 }
 
 // pump sends what the ranks of this process publish for those at the other end of a link. It is a goroutine, and no thread waits for its bell.
@@ -52,6 +61,14 @@ type pump struct {
 	pairs  []*Pair // that are made
 	ending bool
 	done   chan struct{}
+
+	farewells []departure // LEFT of ranks that had left before the link carried their group
+}
+
+// departure is a LEFT that is to be sent.
+type departure struct {
+	header tcp.Header
+	state  []byte
 }
 
 // bell is that of a pump. Whoever has stored a word for the pump rings it afterwards. The pump takes what was rung before it reads the words, so
@@ -75,24 +92,42 @@ var LongestSleep = time.Second
 func (s *Set) Add(c Config) (*Pair, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := c.Link.Err(); err != nil {
-		return nil, err
-	}
-	if s.pairs[c.key()] != nil {
-		return nil, fmt.Errorf("internal error: two shadows of rank %d for rank %d", c.To, c.Rank)
-	}
-	m := s.pumps[c.Link]
-	if m == nil {
-		m = &pump{bell: newBell(), done: make(chan struct{})}
-		s.pumps[c.Link] = m
-		go m.run(s, c.Link)
+	var m *pump
+	if c.Link != nil {
+		if err := c.Link.Err(); err != nil {
+			return nil, err
+		}
+		m = s.pumpOf(c.Link)
+		if c.Need != nil {
+			s.noteMet(group{c.Link, c.Group})
+		}
+	} else if s.closing == nil {
+		s.closing, s.tended = make(chan struct{}), make(chan struct{})
+		go s.tend()
 	}
 	x := s.sideOf(&c, m)
 	defer x.mu.Unlock()
+	if s.pairs[c.key()] != nil || slices.ContainsFunc(x.pairs, func(p *Pair) bool { return p.To == c.To }) {
+		return nil, fmt.Errorf("internal error: two shadows of rank %d for rank %d", c.To, c.Rank)
+	}
 	p := newPair(c, x)
-	s.pairs[c.key()] = p
+	if c.Link != nil {
+		s.pairs[c.key()] = p
+	}
 	x.pairs = append(x.pairs, p)
 	return p, nil
+}
+
+// pumpOf returns the pump of a link.
+// Requires: the lock.
+func (s *Set) pumpOf(l *tcp.Link) *pump {
+	m := s.pumps[l]
+	if m == nil {
+		m = &pump{bell: newBell(), done: make(chan struct{})}
+		s.pumps[l] = m
+		go m.run(s, l)
+	}
+	return m
 }
 
 // run is the goroutine of the pump. It ends when the link is lost.
@@ -107,10 +142,16 @@ func (m *pump) run(s *Set, l *tcp.Link) {
 	defer look.Stop()
 	for l.Err() == nil {
 		m.mu.Lock()
-		sides, ending := m.sides, m.ending
+		sides, ending, farewells := m.sides, m.ending, m.farewells
+		m.farewells = nil
 		m.mu.Unlock()
 		if ending {
 			return
+		}
+		for _, f := range farewells {
+			if l.Send(0, &f.header, f.state) != nil {
+				return
+			}
 		}
 		for _, x := range sides {
 			x.look()
@@ -189,6 +230,9 @@ func (s *Set) dropSide(x *side) {
 	g := group{x.link, x.group}
 	if s.sides[g] = slices.DeleteFunc(s.sides[g], func(y *side) bool { return y == x }); len(s.sides[g]) == 0 {
 		delete(s.sides, g)
+		if s.departed[g.number] == nil { // nobody here has the group, or will say farewell to it
+			s.forgetMet(g)
+		}
 	}
 }
 
@@ -207,33 +251,7 @@ func (s *Set) Remove(p *Pair) {
 		delete(s.pairs, p.key())
 		s.mu.Unlock()
 	}
-	s.ring(p.Link) // the remote rank may have given up before
-}
-
-// Flush returns when GOODBYE was sent for all ranks of this process that have left, or after a time. What they have published before goes out
-// before it. It reports whether nothing is left to wait for: a rank whose link has ended sends nothing any more.
-func (s *Set) Flush(atMost time.Duration) bool {
-	s.mu.Lock()
-	var wait []*Pair
-	for _, p := range s.pairs {
-		if p.awaited() {
-			wait = append(wait, p)
-		}
-	}
-	for _, m := range s.pumps {
-		m.bell.ring()
-	}
-	s.mu.Unlock()
-	over := time.NewTimer(atMost)
-	defer over.Stop()
-	for _, p := range wait {
-		select {
-		case <-p.flushed:
-		case <-over.C:
-			return false
-		}
-	}
-	return true
+	p.Wake() // the remote rank may have given up before
 }
 
 // Place and Arrived take the lock of the set for each frame, for the time of a look into a map. Where one link carries many pairs, a map for
@@ -244,7 +262,12 @@ func (s *Set) Flush(atMost time.Duration) bool {
 func (s *Set) find(l *tcp.Link, h *tcp.Header) *Pair {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.pairs[key{l, h.Group, h.From, h.To}]
+	k := key{l, h.Group, h.From, h.To}
+	if p := s.pairs[k]; p != nil {
+		return p
+	}
+	s.meet(l, h.Group, int(h.From))
+	return s.pairs[k]
 }
 
 // Place implements tcp.Receiver.
@@ -287,98 +310,5 @@ func (s *Set) ring(l *tcp.Link) {
 	defer s.mu.Unlock()
 	if m := s.pumps[l]; m != nil {
 		m.bell.ring()
-	}
-}
-
-// Close ends all pairs without telling anybody. When it returns, nothing touches their memory any more.
-// Requires: the node is closed.
-func (s *Set) Close() {
-	s.mu.Lock()
-	var links []*tcp.Link
-	for l := range s.pumps {
-		links = append(links, l)
-	}
-	s.mu.Unlock()
-	for _, l := range links {
-		s.end(l)
-	}
-}
-
-// end stops the pump of a link and returns its pairs. Nothing of them is read any more.
-func (s *Set) end(l *tcp.Link) []*Pair {
-	s.serving.Lock()
-	for g := range s.services {
-		if g.link == l {
-			delete(s.services, g)
-		}
-	}
-	s.serving.Unlock()
-	s.mu.Lock()
-	m := s.pumps[l]
-	delete(s.pumps, l)
-	s.mu.Unlock()
-	if m == nil {
-		return nil
-	}
-	m.mu.Lock()
-	m.ending = true
-	m.mu.Unlock()
-	m.bell.ring()
-	<-m.done
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, x := range m.sides {
-		x.mu.Lock()
-		x.done.Store(true)
-		x.mu.Unlock()
-		s.dropSide(x)
-	}
-	var pairs []*Pair
-	for k, p := range s.pairs {
-		if k.link == l {
-			delete(s.pairs, k)
-			p.unread()
-			pairs = append(pairs, p)
-		}
-	}
-	return pairs
-}
-
-// Needs reports whether a rank of this process still waits for one at the other end of a link: no goodbye of that has come, and neither of both has
-// given up.
-func (s *Set) Needs(l *tcp.Link) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for k, p := range s.pairs {
-		if k.link == l && p.needs() {
-			return true
-		}
-	}
-	return false
-}
-
-func (p *Pair) needs() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return !p.over && !p.removed && !p.gaveUp && !p.all(p.byes)
-}
-
-// Lost is called when a link is lost and nothing is read any more. Ranks whose peer has not left are told.
-func (s *Set) Lost(l *tcp.Link, why error) {
-	for _, p := range s.end(l) {
-		p.mu.Lock()
-		known, over, lost := p.all(p.byes), p.over, p.Config.Lost
-		if p.gaveUp && !over { // the pump has ended before it came to that
-			p.storeGaveUp()
-			over = true
-		}
-		p.over = true
-		if !over {
-			p.ownWords(int(runner.HostLane)).Detached(p.To).Store(1) // the last access: the group may give the memory back as soon as it is told
-		}
-		p.mu.Unlock()
-		if !over && !known && lost != nil {
-			lost(why) // who makes groups leaves what may panic to a goroutine of its own
-		}
 	}
 }

@@ -33,7 +33,13 @@ func (p *Pair) Push() {
 
 // Wake lets the pump look at all that was stored: the goodbye, and that this rank has detached, are for the pump alone. It may come when the pair
 // has ended, and the pump too.
-func (p *Pair) Wake() { p.bell.ring() }
+func (p *Pair) Wake() {
+	if p.linked.Load() {
+		p.bell.ring()
+	} else {
+		p.side.set.tending.ring()
+	}
+}
 
 func (p *Pair) tryPush() bool {
 	return p.try(func() error {
@@ -70,6 +76,12 @@ func (p *Pair) try(send func() error) bool {
 
 // Poll implements runner.Pair.
 func (p *Pair) Poll() bool {
+	if !p.linked.Load() { // nothing comes before; who waits in a recv has not opened the pair
+		if p.awaits.CompareAndSwap(false, true) {
+			p.Open()
+		}
+		return false
+	}
 	if p.unsent.Load() {
 		p.unsent.Store(false)
 		p.Push()
@@ -79,7 +91,7 @@ func (p *Pair) Poll() bool {
 
 // Attend implements runner.Pair.
 func (p *Pair) Attend(on bool) {
-	p.Link.Calm(on)
+	p.calm(on)
 	if on {
 		p.polling.Add(1)
 		return
@@ -87,6 +99,24 @@ func (p *Pair) Attend(on bool) {
 	if p.polling.Add(-1) == 0 && p.unsent.Load() {
 		p.unsent.Store(false)
 		p.Push()
+	}
+}
+
+// calm tells the link of a thread that polls. One may have begun before there was a link, and ends behind that.
+func (p *Pair) calm(on bool) {
+	if !p.linked.Load() {
+		return
+	}
+	if on {
+		p.calmed.Add(1)
+		p.Link.Calm(true)
+		return
+	}
+	for n := p.calmed.Load(); n > 0; n = p.calmed.Load() {
+		if p.calmed.CompareAndSwap(n, n-1) {
+			p.Link.Calm(false)
+			return
+		}
 	}
 }
 

@@ -172,7 +172,7 @@ func (e *end) publish(messages uint64) {
 		*place.Bytes = runner.Short.Message
 		place.Filled.Store(n)
 	}
-	e.pair.lanes[runner.HostLane].own.Channel(e.pair.To, 0).Store(offset)
+	e.pair.ownWords(int(runner.HostLane)).Channel(e.pair.To, 0).Store(offset)
 	e.pair.Wake()
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"sagecomm/internal/runner"
@@ -19,13 +20,18 @@ type side struct {
 	link     *tcp.Link
 	group    uint64
 	rank     int
+	to       int                        // a rank at the other end
 	own      [runner.Lanes]runner.Words // of this rank; nobody reads them once done is set
 	left     *atomic.Uint64             // in those
+	need     func()                     // asks for a link; nil where all processes of the group have one from the beginning. See meeting.go
 	detached atomic.Bool                // this rank touches nothing of the group any more
 	done     atomic.Bool                // LEFT was sent, or nothing is sent any more; changed under mu
 
 	mu      sync.Mutex // before that of a pair
 	pairs   []*Pair
+	wanted  bool // a pair is wanted, and there is no link yet
+	owes    bool // by more than a question, so that something may have been published for it
+	gaveUp  bool // pairs have ended because no link could be made; if there is one later, the other end waits for LEFT
 	leaving bool // this rank has left: no pair is made any more
 	told    bool // LEFT is being sent, or was; for the pump alone
 }
@@ -34,8 +40,12 @@ type side struct {
 // that.
 // Requires: the lock of the set.
 func (s *Set) sideOf(c *Config, m *pump) *side {
-	g := group{c.Link, c.Group}
-	for _, x := range s.sides[g] {
+	g, r := group{c.Link, c.Group}, remote{c.Group, c.Peer}
+	list := s.sides[g]
+	if c.Link == nil {
+		list = s.unlinked[r]
+	}
+	for _, x := range list {
 		if x.rank != c.Rank {
 			continue
 		}
@@ -44,9 +54,13 @@ func (s *Set) sideOf(c *Config, m *pump) *side {
 		}
 		x.mu.Unlock()
 	}
-	x := &side{set: s, pump: m, link: c.Link, group: c.Group, rank: c.Rank}
+	x := &side{set: s, pump: m, link: c.Link, group: c.Group, rank: c.Rank, to: c.To, need: c.Need}
 	x.find(c)
 	x.mu.Lock()
+	if c.Link == nil {
+		s.unlinked[r] = append(s.unlinked[r], x)
+		return x
+	}
 	s.sides[g] = append(s.sides[g], x)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -62,25 +76,38 @@ func (x *side) find(c *Config) {
 	x.left = x.own[runner.HostLane].Left()
 }
 
-// open makes a pair unless it is made. It reports whether it is.
-func (x *side) open(p *Pair) bool {
+// open makes a pair unless it is made. It reports whether it is, and else whether it will be when there is a link. owes: something may be published for
+// the pair, so the link is made also if this rank leaves.
+func (x *side) open(p *Pair, owes bool) (made, wanted bool) {
 	if p.made.Load() {
-		return true
+		return true, false
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
 	case p.made.Load():
-		return true
+		return true, false
+	case x.link == nil && p.wanted:
+		x.owes = x.owes || owes && x.left.Load() == 0
+		return false, true
 	case x.leaving || x.done.Load() || p.hasEnded() || !slices.Contains(x.pairs, p):
-		return false
+		return false, false
+	case x.link == nil && x.left.Load() != 0: // nobody looks for that at once
+		return false, false
+	case x.link == nil:
+		x.owes = x.owes || owes
+		if p.wanted, p.since = true, time.Now(); !x.wanted {
+			x.wanted = true
+			x.need()
+		}
+		return false, true
 	}
 	p.make()
 	x.pump.mu.Lock()
 	x.pump.pairs = append(x.pump.pairs, p)
 	x.pump.mu.Unlock()
 	x.pump.bell.ring() // OPEN is to be sent
-	return true
+	return true, false
 }
 
 // hasEnded reports whether nothing comes or goes for the pair. One that is not made may have ended: the remote rank has given up. Its OPEN would
@@ -106,22 +133,27 @@ func (x *side) sayLeft() (moved bool, err error) {
 		return false, nil
 	}
 	x.told = true
-	if len(x.pairs) == 0 { // nobody is left to tell
+	if len(x.pairs) == 0 && !x.gaveUp { // nobody is left to tell
 		x.done.Store(true)
 		x.mu.Unlock()
 		return true, nil
 	}
-	h := tcp.Header{Kind: tcp.Left, Group: x.group, From: uint32(x.rank), To: uint32(x.pairs[0].To), Number: x.left.Load()}
-	var state []byte
-	if h.Number != gaveUp && x.own[runner.DeviceLane].LastCall() > 0 { // ranks without a pair need its last call, as those with one do
-		state = runner.CopyState(x.own)
-	}
+	h := tcp.Header{Kind: tcp.Left, Group: x.group, From: uint32(x.rank), To: uint32(x.to), Number: x.left.Load()}
+	state := x.lastState(h.Number)
 	x.mu.Unlock()
 	if err := x.link.Send(0, &h, state); err != nil {
 		return true, err
 	}
 	x.finish()
 	return true, nil
+}
+
+// lastState returns the state that LEFT of a number has: ranks without a pair need the last call on the device lane, as those with one do.
+func (x *side) lastState(number uint64) []byte {
+	if number == gaveUp || x.own[runner.DeviceLane].LastCall() == 0 {
+		return nil
+	}
+	return runner.CopyState(x.own)
 }
 
 // isUnsaid reports whether the pair is made and OPEN was not sent. The pump asks, which sends it.
@@ -137,6 +169,9 @@ func (x *side) finish() {
 	defer x.set.mu.Unlock()
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if number := x.left.Load(); x.need != nil {
+		x.set.depart(x.group, farewell{rank: x.rank, number: number, state: x.lastState(number)})
+	}
 	x.done.Store(true)
 	x.pairs = slices.DeleteFunc(x.pairs, func(p *Pair) bool {
 		if p.made.Load() {
@@ -145,11 +180,7 @@ func (x *side) finish() {
 		delete(x.set.pairs, p.key())
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.nothingLeft()
-		if !p.over {
-			p.over = true
-			p.ownWords(int(runner.HostLane)).Detached(p.To).Store(1)
-		}
+		p.endUnmade()
 		return true
 	})
 }
@@ -183,6 +214,7 @@ func (p *Pair) HasLeft() bool { return p.side.done.Load() }
 func (s *Set) acceptLeft(l *tcp.Link, h *tcp.Header) ([][]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.meet(l, h.Group, int(h.From))
 	m := s.pumps[l]
 	switch {
 	case len(s.sides[group{l, h.Group}]) == 0 || m == nil:

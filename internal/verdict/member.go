@@ -3,52 +3,15 @@
 //
 // [Member] is the state of one member of the group, which is a process. It has no clock, no goroutine and no connection: its owner tells it
 // what has happened, and does what [Member.Next] returns. It is not safe for use by several threads. Start reading at Member.act; routes.go
-// knows which members are lost.
+// knows which members are lost, and sparse.go has what differs where not all members watch each other.
 package verdict
-
-import "fmt"
-
-// Kind is the kind of a frame.
-type Kind uint8
-
-// The kinds.
-const (
-	Declare Kind = iota + 1
-	Collect
-	Promise
-	Cause
-	Lost
-)
-
-// String implements fmt.Stringer.
-func (k Kind) String() string {
-	if names := [...]string{"", "DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST"}; int(k) < len(names) {
-		return names[k]
-	}
-	return fmt.Sprint(uint8(k))
-}
-
-// Frame is a frame between two members, which are numbered from 0.
-type Frame struct {
-	Kind     Kind
-	From, To int    // of LOST, From is the end of the link that has noticed it
-	Hops     int    // that it may still take
-	Ballot   int    // of COLLECT, PROMISE and CAUSE
-	Record   string // of DECLARE, COLLECT and CAUSE; of PROMISE: the verdict of its sender, if it has one
-	Ends     [2]int // of LOST: the members that the link has joined
-}
-
-// Sent is a frame to be sent over the link to a member, which need not be the one that the frame is for.
-type Sent struct {
-	Over int
-	Frame
-}
 
 // Next is what the owner of a member has to do, in this order.
 type Next struct {
 	Verdict string // if not empty: the verdict is there. Store it, wake sleepers, and raise it
 	Send    []Sent
 	Claim   string // if not empty: compare and swap it into the store, and call Answer or StoreLost
+	Wanted  []int  // members that want a link to this one
 }
 
 // storeBallot is that of verdicts of the store. The ballot of member i is 1 + i.
@@ -70,11 +33,19 @@ type Member struct {
 	asks     bool
 	waiting  map[int]bool // members that have not answered COLLECT
 	reported string       // a verdict that one of them has
+
+	answered set // with a verdict: members that it has told because they have asked
+	reports  int // with a verdict: the highest ballot whose COLLECT it has answered
+	decided  int // the highest ballot of CAUSE that it has seen: the owner of that ballot has decided
+
+	// Of a group in which not all members watch each other:
+	passed int  // 1 + the highest ballot of CAUSE that it has passed on
+	alert  bool // somebody decides without the store, or may, and waits for members that are not lost
 }
 
-// New returns a member of a group.
-func New(self, members int) *Member {
-	return &Member{routes: newRoutes(self, members)}
+// New returns a member of a group. watched reports whether two members watch each other, nil: all do.
+func New(self, members int, watched func(i, j int) bool) *Member {
+	return &Member{routes: newRoutes(self, members, watched), answered: newSet(members)}
 }
 
 // Next returns what has to be done since it was called last. Links and members that are lost between two calls cost as much as one.
@@ -98,12 +69,16 @@ func (m *Member) Verdict() string { return m.verdict }
 // Pending reports whether this member knows of a failure and has no verdict.
 func (m *Member) Pending() bool { return m.verdict == "" && m.declared != "" }
 
-// Unsettled reports whether it matters that a member leaves: this one waits for a verdict, or members that are not lost have no link to each
-// other, so that one of them does not see the farewell of the other one.
+// Unsettled reports whether it matters that a member leaves: this one waits for a verdict, or members that are not lost have lost the link to each
+// other, so that one of them does not see the farewell of the other one. Where not all watch each other, only few see a farewell: they tell the others
+// once one may wait for that.
 func (m *Member) Unsettled() bool {
 	m.settle()
-	if m.Pending() {
+	if m.Pending() || m.alert {
 		return true
+	}
+	if m.sparse {
+		return false
 	}
 	for j := range m.members {
 		if !m.lost(j) && m.parted(j) {
@@ -118,6 +93,7 @@ func (m *Member) Declare(record string) {
 	if m.verdict == "" && m.declared == "" {
 		m.declared = record
 	}
+	m.mind(m.noStore)
 	m.settle()
 	m.act()
 }
@@ -134,21 +110,22 @@ func (m *Member) Answer(record string) {
 func (m *Member) StoreLost() {
 	m.settle()
 	m.noStore = true
+	waits := m.Pending()
 	if m.verdict == "" && m.asked != 0 {
 		m.promise(m.asked)
 	}
 	m.act()
+	m.mind(waits)
 }
 
-// LinkLost takes note that the link to a member is lost.
-func (m *Member) LinkLost(to int) { m.learn(m.self, to) }
-
-// Left takes note that a member has left the group: its ranks have said goodbye on all lanes. It may live on, with its links, and answers
-// nothing any more. What it has sent before may come later, and is taken.
-func (m *Member) Left(j int) {
-	if j != m.self && m.leave(j) {
-		m.news = true
+// LinkLost takes note that the link to a member is lost. Where not all watch each other, the end of a link to one that has left is news only once
+// somebody waits for it: each process that ends would cost frames of all others.
+func (m *Member) LinkLost(to int) {
+	if m.sparse && m.left.has(to) && !m.alert {
+		m.broken.add(to)
+		return
 	}
+	m.learn(m.self, to)
 }
 
 // Take takes a frame that has come over the link to a member. An error says what no member sends: the link is to be ended. What comes over a
@@ -157,6 +134,7 @@ func (m *Member) Take(f Frame, over int) error {
 	if err := f.Check(m.members); err != nil {
 		return err
 	}
+	m.mind(m.linked(over) && (f.Kind == Declare || f.Kind == Collect || f.Kind == Promise || f.Kind == Cause && f.Ballot != storeBallot))
 	switch {
 	case !m.linked(over):
 	case f.Kind == Lost && f.From == f.Ends[0]:
@@ -164,59 +142,33 @@ func (m *Member) Take(f Frame, over int) error {
 	case f.Kind == Lost:
 		m.learn(f.Ends[1], f.Ends[0])
 	case f.To != m.self:
-		if f.Hops > 1 {
+		m.settle() // what this one tells of farewells comes before what it passes on
+		if f.Hops > 1 && (f.Kind != Want || m.wantable(f.To)) {
 			f.Hops--
 			m.route(f)
 		}
+	case f.Kind == Want:
+		m.next.Wanted = append(m.next.Wanted, f.From)
 	default:
-		m.handle(f)
+		m.handle(f, over)
 	}
 	return nil
 }
 
-// Check returns an error unless a member of a group of so many sends such a frame.
-func (f Frame) Check(members int) error {
-	ranks := []int{f.From, f.To}
-	if f.Kind == Lost {
-		ranks = append(ranks, f.Ends[:]...)
+func (m *Member) handle(f Frame, over int) {
+	if f.Kind == Cause && m.sparse {
+		from := m.self
+		if f.From == over { // else that member may have passed on an answer for this one that it has not taken itself
+			from = over
+		}
+		m.pass(f.Ballot, f.Record, from)
 	}
-	for _, i := range ranks {
-		if i < 0 || i >= members {
-			return fmt.Errorf("a frame of the verdict names member %d of %d", i, members)
+	if f.Kind == Cause && f.Ballot >= m.decided {
+		m.decided = f.Ballot
+		if m.reports == f.Ballot {
+			m.reports = 0
 		}
 	}
-	least, most, record := 0, members, true // the ballot, and whether there is a record
-	switch f.Kind {
-	case Declare:
-		most = 0
-	case Collect:
-		least = 1
-	case Promise:
-		least, record = 1, f.Record != ""
-	case Cause:
-	case Lost:
-		most, record = 0, false
-		if f.Ends[0] == f.Ends[1] {
-			return fmt.Errorf("a frame of the verdict names a link from member %d to itself", f.Ends[0])
-		}
-		if f.From != f.Ends[0] && f.From != f.Ends[1] {
-			return fmt.Errorf("a frame of the verdict says that member %d has noticed the loss of the link from member %d to %d", f.From, f.Ends[0], f.Ends[1])
-		}
-	default:
-		return fmt.Errorf("a frame of the verdict has the unknown kind %d", f.Kind)
-	}
-	switch {
-	case f.Ballot < least || f.Ballot > most:
-		return fmt.Errorf("a frame %v of the verdict has the ballot %d: expected %d to %d", f.Kind, f.Ballot, least, most)
-	case record != (f.Record != ""):
-		return fmt.Errorf("a frame %v of the verdict has a record of %d bytes", f.Kind, len(f.Record))
-	case f.Kind != Lost && (f.From == f.To || f.Hops < 1 || f.Hops > members):
-		return fmt.Errorf("a frame %v of the verdict from member %d to %d has %d hops left", f.Kind, f.From, f.To, f.Hops)
-	}
-	return nil
-}
-
-func (m *Member) handle(f Frame) {
 	if f.Kind == Cause && m.verdict != "" { // such frames come with links that are lost
 		return
 	}
@@ -231,7 +183,9 @@ func (m *Member) handle(f Frame) {
 			m.told = 0 // nobody else will decide: who is lowest now is to say it again
 			m.act()
 		}
+	case f.Kind == Promise && f.Record != "" && m.verdict != "": // its sender has the verdict
 	case m.verdict != "": // the sender holds all below this member as lost
+		m.answered.add(f.From)
 		m.send(Frame{Kind: Cause, To: f.From, Ballot: max(m.promised, 1+m.self), Record: m.verdict})
 	case f.Kind == Declare:
 		if m.declared == "" {
@@ -251,7 +205,9 @@ func (m *Member) handle(f Frame) {
 // store, the store decides.
 func (m *Member) collected(f Frame) {
 	if m.verdict != "" {
-		m.promise(f.Ballot)
+		if f.Ballot != m.decided { // else the owner waits for nobody
+			m.promise(f.Ballot)
+		}
 		return
 	}
 	if f.Ballot < m.promised {
@@ -273,6 +229,8 @@ func (m *Member) collected(f Frame) {
 func (m *Member) promise(ballot int) {
 	if m.verdict == "" {
 		m.promised = ballot
+	} else {
+		m.reports = max(m.reports, ballot)
 	}
 	m.asked = 0
 	m.send(Frame{Kind: Promise, To: ballot - 1, Ballot: ballot, Record: m.verdict})
@@ -327,6 +285,10 @@ func (m *Member) decide(ballot int, record string) {
 	if m.asked != 0 {
 		m.promise(m.asked)
 	}
+	if m.sparse {
+		m.pass(ballot, record, m.self)
+		return
+	}
 	for j := range m.members {
 		if j != m.self && !m.lost(j) {
 			m.send(Frame{Kind: Cause, To: j, Ballot: ballot, Record: record})
@@ -342,7 +304,7 @@ func (m *Member) settle() {
 	m.news = false
 	m.fresh()
 	for j := range m.members {
-		if m.left.has(j) && m.parted(j) && m.forgo(m.self, j) { // who has no link there does not see the farewell
+		if m.left.has(j) && (m.alert || !m.sparse && m.parted(j)) && m.forgo(m.self, j) { // who has no link there does not see the farewell
 			m.announce(m.self, j)
 		}
 	}
@@ -353,11 +315,18 @@ func (m *Member) settle() {
 // on, is sent again; frames to a member to which there is a link have gone over that link.
 func (m *Member) changed() {
 	switch {
-	case m.verdict != "": // others pass CAUSE on, but perhaps that of a lower ballot, which who has promised does not take
+	case m.verdict != "":
 		for j := range m.members {
-			if !m.lost(j) && !m.linked(j) {
+			switch {
+			case m.lost(j) || m.linked(j):
+			case m.answered.has(j):
+				m.send(Frame{Kind: Cause, To: j, Ballot: max(m.promised, 1+m.self), Record: m.verdict})
+			case !m.sparse: // else each passes CAUSE on to all that it watches
 				m.send(Frame{Kind: Cause, To: j, Ballot: m.promised, Record: m.verdict})
 			}
+		}
+		if m.reports != 0 && !m.lost(m.reports-1) && !m.linked(m.reports-1) { // the owner has promised, and may not take that CAUSE
+			m.send(Frame{Kind: Promise, To: m.reports - 1, Ballot: m.reports, Record: m.verdict})
 		}
 	case m.asks:
 		for j := range m.members {

@@ -5,12 +5,14 @@ import "math/bits"
 // routes is what a member knows of the links between members.
 type routes struct {
 	self, members int
-	gone          []set   // by member: members to which its link is lost
+	gone          []set   // by member: members to which its link is lost, or to which there is none
+	sparse        bool    // not all members watch each other
 	noticed       [][]int // by member: members to which it has noticed that the link is lost, as the first end of which this one knows that
 	left          set     // members that have left the group, and answer and pass on nothing
 	broken        set     // members to which the own link is lost, so that nothing that comes over it counts
 	stale         bool    // via is older than what it follows from
 	via           []int   // by member: the first link of a shortest path to it, -1: there is none. See fresh
+	viaLeft       []int   // where not all watch each other: the same over paths in which members that have left stand, too
 }
 
 // set is a set of members.
@@ -18,15 +20,32 @@ type set []uint64
 
 func newSet(members int) set { return make(set, (members+63)/64) }
 func (s set) add(i int)      { s[i/64] |= 1 << (i % 64) }
+func (s set) remove(i int)   { s[i/64] &^= 1 << (i % 64) }
 func (s set) has(i int) bool { return s[i/64]&(1<<(i%64)) != 0 }
 
-func newRoutes(self, members int) routes {
+func newRoutes(self, members int, watched func(i, j int) bool) routes {
 	r := routes{self: self, members: members, noticed: make([][]int, members), left: newSet(members), broken: newSet(members)}
 	for range members {
 		r.gone = append(r.gone, newSet(members))
 	}
+	if watched != nil {
+		r.leaveOut(watched)
+	}
 	r.find()
 	return r
+}
+
+// leaveOut takes the links out that there are not.
+func (r *routes) leaveOut(watched func(i, j int) bool) {
+	for i := range r.members {
+		for j := range r.members {
+			if i != j && !watched(i, j) {
+				r.gone[i].add(j)
+				r.sparse = true
+			}
+		}
+	}
+	copy(r.broken, r.gone[r.self])
 }
 
 // cut takes the link of an end, which has noticed that, to another member out, and reports whether it was there.
@@ -86,33 +105,60 @@ func (r *routes) fresh() {
 
 // find finds the shortest paths.
 func (r *routes) find() {
-	r.via = make([]int, r.members)
-	rest := newSet(r.members) // members to which no path was found yet
-	for j := range r.via {
-		r.via[j] = -1
-		if j != r.self && !r.left.has(j) {
-			rest.add(j)
+	there := newSet(r.members)
+	for j := range r.members {
+		if !r.left.has(j) {
+			there.add(j)
 		}
 	}
-	r.via[r.self] = r.self
+	r.via = r.search(there)
+	if r.viaLeft = r.via; r.sparse {
+		all := newSet(r.members)
+		for j := range r.members {
+			all.add(j)
+		}
+		r.viaLeft = r.search(all)
+	}
+}
+
+// search returns the first link of a shortest path to each member, over members of a set. A path does not begin with a member that has left: this one
+// tells of its link there.
+func (r *routes) search(over set) []int {
+	first := make([]int, r.members)
+	rest := append(set(nil), over...) // members to which no path was found yet
+	for j := range first {
+		first[j] = -1
+	}
+	first[r.self] = r.self
+	rest.remove(r.self)
 	for at := []int{r.self}; len(at) > 0; at = at[1:] {
 		for w := range rest {
-			for found := rest[w] &^ r.gone[at[0]][w]; found != 0; found &= found - 1 {
+			found := rest[w] &^ r.gone[at[0]][w]
+			if at[0] == r.self {
+				found &^= r.left[w]
+			}
+			for ; found != 0; found &= found - 1 {
 				j := 64*w + bits.TrailingZeros64(found)
-				rest[w] &^= 1 << (j % 64)
-				if r.via[j] = r.via[at[0]]; at[0] == r.self {
-					r.via[j] = j
+				rest.remove(j)
+				if first[j] = first[at[0]]; at[0] == r.self {
+					first[j] = j
 				}
 				at = append(at, j)
 			}
 		}
 	}
+	return first
 }
 
-// hop returns the member over whose link a frame goes first.
+// hop returns the member over whose link a frame goes first. Where no path is left, a frame goes over members that have left, up to the one before
+// them: that one is to tell of the farewell, since the sender does not know of it.
 func (r *routes) hop(to int) (over int, ok bool) {
 	r.fresh()
-	return r.via[to], r.via[to] >= 0 && to != r.self
+	over = r.via[to]
+	if over < 0 {
+		over = r.viaLeft[to]
+	}
+	return over, over >= 0 && to != r.self
 }
 
 // lost reports whether no path of links leads to a member, or whether it has left.

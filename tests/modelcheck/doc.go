@@ -20,7 +20,8 @@
 // Every protection has a [Switch] that takes it out; the tests require that the checker then finds the error that it
 // prevents, and that with all of them in place nothing is found.
 //
-// Hosts, which share no memory, are explored as state machines that exchange frames: hosts.go, links.go, calm.go, pump.go and verdict.go.
+// Hosts, which share no memory, are explored as state machines that exchange frames: hosts.go, links.go, calm.go, pump.go, openings.go, meetings.go
+// and verdict.go.
 //
 // Start reading at [Scenario] and sleep.go. channels.go, engine.go, drain.go, p2p.go, gates.go, lanes.go and marks.go
 // write the other programs, machine.go, execute.go and memory.go are the machine, and explore.go is the search. Tests are the

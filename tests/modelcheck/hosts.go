@@ -104,10 +104,10 @@ func exploreHosts[S comparable](w world[S]) Result {
 }
 
 // HostScenarios lists the scenarios of hosts.
-var HostScenarios = slices.Concat(linkScenarios, answersScenarios, calmScenarios, pumpScenarios, fifoScenarios, directScenarios, verdictScenarios, openingScenarios)
+var HostScenarios = slices.Concat(linkScenarios, answersScenarios, calmScenarios, pumpScenarios, fifoScenarios, directScenarios, verdictScenarios, openingScenarios, meetingScenarios)
 
 // HostMutations are all protections between hosts.
-var HostMutations = slices.Concat(linkMutations, calmMutations, pumpMutations, fifoMutations, directMutations, verdictMutations, openingMutations)
+var HostMutations = slices.Concat(linkMutations, calmMutations, pumpMutations, fifoMutations, directMutations, verdictMutations, openingMutations, meetingMutations)
 
 func findHosts(name string) HostScenario {
 	for _, sc := range HostScenarios {

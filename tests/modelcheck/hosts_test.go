@@ -46,8 +46,8 @@ func TestEveryProtectionOfHostsIsNeeded(t *testing.T) {
 			}
 		})
 	}
-	for s := HostSwitch(1); s < lastOpeningSwitch; s++ {
-		if !turned[s] && s != lastVerdictSwitch && s != lastLinkSwitch && s != lastFifoSwitch && s != lastDirectSwitch && s != lastPumpSwitch && s != lastCalmSwitch {
+	for s := HostSwitch(1); s < lastMeetingSwitch; s++ {
+		if !turned[s] && s != lastVerdictSwitch && s != lastLinkSwitch && s != lastFifoSwitch && s != lastDirectSwitch && s != lastPumpSwitch && s != lastCalmSwitch && s != lastOpeningSwitch {
 			t.Errorf("switch %d of hosts stands in no table", s)
 		}
 	}

@@ -74,6 +74,8 @@ type openFrame struct{ kind, of, number uint8 }
 
 // pairEnd is one end of a pair.
 type pairEnd struct {
+	wanted  bool // there is no link yet, on which it is to be made
+	missing bool // a mutation: it is not on the link
 	made    bool
 	byFrame bool // which has made it
 	said    bool // OPEN
@@ -100,6 +102,7 @@ type openState struct {
 	dies  bool        // a process may die
 	dead  [2]bool
 	lost  [2]bool // the process has noticed
+	link  meeting
 }
 
 // openCase is a scenario: by pair and process, how many messages its rank sends and waits for.
@@ -109,6 +112,11 @@ type openCase struct {
 	sends [2][2]uint8
 	needs [2][2]uint8
 	dies  bool
+
+	// Of meetings.go:
+	late  bool // there is no link at the beginning
+	lazy  bool // who waits wants no link, as in a recv from any rank
+	noWay bool // none can be made
 }
 
 var openCases = []openCase{
@@ -120,8 +128,10 @@ var openCases = []openCase{
 	{name: openDeath2, pairs: 2, sends: [2][2]uint8{{1, 0}}, needs: [2][2]uint8{{0, 1}, {0, 1}}, dies: true},
 }
 
-var openingScenarios = func() (list []HostScenario) {
-	for _, c := range openCases {
+var openingScenarios = openScenarios(openCases)
+
+func openScenarios(cases []openCase) (list []HostScenario) {
+	for _, c := range cases {
 		list = append(list, HostScenario{Name: c.name, explore: func(off HostSwitch) Result {
 			return exploreHosts(world[openState]{
 				start:  openState{dies: c.dies},
@@ -131,7 +141,7 @@ var openingScenarios = func() (list []HostScenario) {
 		}})
 	}
 	return list
-}()
+}
 
 // rank returns the rank of a process in a pair.
 func rankIn(pair, process int) int { return process * (1 + pair) }
@@ -173,12 +183,13 @@ func (c *openCase) steps(s openState, off HostSwitch) (list []hostStep[openState
 			continue
 		}
 		c.rankSteps(s, rank, pairs, process, off, step)
-		if !s.lost[process] {
+		if !s.lost[process] && (!c.late || s.link.met[process]) {
 			c.pumpSteps(s, rank, pairs, process, off, step)
 		}
 	}
 	for to := range 2 {
 		c.linkSteps(s, to, off, step)
+		c.meetingSteps(s, to, off, step)
 	}
 	return list
 }
@@ -189,23 +200,27 @@ func (c *openCase) rankSteps(s openState, rank int, pairs []int, process int, of
 	busy, over := false, true
 	for _, i := range pairs {
 		e := &s.ends[i][process]
-		sends := e.messages < c.sends[i][process] && !s.lost[process]
+		sends := e.messages < c.sends[i][process] && !s.lost[process] && !s.link.failed
 		waits := c.needs[i][process] > 0 && e.ended == 0
 		busy = busy || sends || waits
-		done := e.over || off == GivenBackAtClose && e.closed || off == GivenBackUnsaid && !e.made
+		done := e.over || off == GivenBackAtClose && e.closed || off == GivenBackUnsaid && !e.made || off == UnlinkedGivenBack && !e.made && !e.wanted
 		over = over && done
 		if sends && !r.left {
 			step(func(n *openState) *violation {
-				e := &n.ends[i][process]
-				e.made = true
-				e.messages++
+				c.want(n, i, process)
+				n.ends[i][process].messages++
 				return nil
 			}, "rank %d publishes a message of pair %d", rank, i)
+		}
+		if waits && c.late && !c.lazy && !e.wanted && !e.made && !s.link.failed {
+			step(func(n *openState) *violation { c.want(n, i, process); return nil }, "rank %d waits for pair %d", rank, i)
 		}
 		switch {
 		case !waits:
 		case e.came >= c.needs[i][process]:
 			step(func(n *openState) *violation { n.ends[i][process].ended = uint8(finished); return nil }, "rank %d has what it needs of pair %d", rank, i)
+		case s.link.failed && off != UnreachableSilently:
+			step(func(n *openState) *violation { n.ends[i][process].ended = uint8(failed); return nil }, "rank %d fails without a link", rank)
 		case e.knows || s.lost[process] && (off != LossTellsPairs || e.made):
 			step(func(n *openState) *violation { n.ends[i][process].ended = uint8(failed); return nil }, "rank %d fails", rank)
 		}
@@ -221,7 +236,7 @@ func (c *openCase) rankSteps(s openState, rank int, pairs []int, process int, of
 			}
 			return nil
 		}, "rank %d detaches", rank)
-	case r.detached && over && !r.freed:
+	case r.detached && over && !r.freed && (!c.late || r.told || s.lost[process] || off == UnlinkedGivenBack):
 		step(func(n *openState) *violation { n.ranks[rank].freed = true; return nil }, "rank %d gives its memory back", rank)
 	}
 }
@@ -229,9 +244,10 @@ func (c *openCase) rankSteps(s openState, rank int, pairs []int, process int, of
 // pumpSteps are what a pump does for a rank. A message may also be sent by a thread that has published it.
 func (c *openCase) pumpSteps(s openState, rank int, pairs []int, process int, off HostSwitch, step openStepper) {
 	r := &s.ranks[rank]
-	said := true // OPEN of all ends
+	said, missing := true, true // OPEN of all ends; all of them
 	for _, i := range pairs {
 		e := &s.ends[i][process]
+		missing = missing && e.missing
 		quiet := off == OpenNotAnswered && e.byFrame
 		said = said && (!e.made || e.said || quiet)
 		change := func(text string, do func(n *openState, e *pairEnd)) {
@@ -288,7 +304,7 @@ func (c *openCase) pumpSteps(s openState, rank int, pairs []int, process int, of
 					e.over = true
 				}
 			}
-			if off != LeftNotSaid {
+			if off != LeftNotSaid && !missing {
 				n.send(process, true, leftOf, rank, 0)
 			}
 			return nil

@@ -16,7 +16,7 @@ func (c *openCase) linkSteps(s openState, to int, off HostSwitch, step openStepp
 			return nil
 		}, "process %d dies", to)
 	}
-	if s.dead[to] || s.lost[to] {
+	if s.dead[to] || s.lost[to] || c.late && s.dead[1-to] && !s.link.met[to] { // meetingSteps has what a process does that finds no other one
 		return
 	}
 	if s.dead[1-to] { // what is still on the way may be lost
@@ -46,6 +46,14 @@ func (c *openCase) linkSteps(s openState, to int, off HostSwitch, step openStepp
 
 // deliver lets a process take a frame.
 func (c *openCase) deliver(n *openState, to, on int, f openFrame, off HostSwitch) *violation {
+	if c.late && !n.link.met[to] {
+		if off == FramesMeetNothing {
+			return nil
+		}
+		if wrong := c.meet(n, to, off); wrong != nil {
+			return wrong
+		}
+	}
 	if f.kind == leftOf {
 		return c.deliverLeft(n, to, int(f.of), off)
 	}
@@ -53,6 +61,8 @@ func (c *openCase) deliver(n *openState, to, on int, f openFrame, off HostSwitch
 	e, r := &n.ends[i][to], &n.ranks[rankIn(i, to)]
 	makes := !r.leaving || off == MadeWhileLeaving
 	switch {
+	case e.missing:
+		return nil
 	case e.made:
 	case !makes || r.freed, off == OpenMakes && f.kind != openOf:
 		return nil // it is dropped
@@ -93,7 +103,7 @@ func (c *openCase) deliverLeft(n *openState, to, rank int, off HostSwitch) *viol
 	pairs, _ := c.of(rank)
 	for _, i := range pairs {
 		e, r := &n.ends[i][to], &n.ranks[rankIn(i, to)]
-		if e.over && off != LeftWakesAlways {
+		if e.missing || e.over && off != LeftWakesAlways {
 			continue
 		}
 		if r.freed {
@@ -127,7 +137,7 @@ func (c *openCase) atRest(s *openState) *violation {
 			switch {
 			case need > 0 && e.ended == 0:
 				return &violation{Deadlock, fmt.Sprintf("rank %d waits for ever", rank)}
-			case e.ended == uint8(failed) && need <= there && !s.dead[1-process]:
+			case e.ended == uint8(failed) && need <= there && !s.dead[1-process] && !s.link.failed:
 				return &violation{BadOutcome, fmt.Sprintf("rank %d fails although all it needs was published", rank)}
 			case e.ended == uint8(finished) && need > there:
 				return &violation{BadOutcome, fmt.Sprintf("rank %d finishes without its last message", rank)}

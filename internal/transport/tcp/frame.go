@@ -33,10 +33,11 @@ const (
 	Echo
 	Open
 	Left
+	Want
 )
 
 var names = [...]string{"", "HEARTBEAT", "MESSAGE", "ROOM", "EAGER", "ANNOUNCE", "GRANT", "DATA", "CREDIT", "GOODBYE", "ASK", "STATE", "EXCHANGE",
-	"DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST", "CLOSE", "PROBE", "ECHO", "OPEN", "LEFT"}
+	"DECLARE", "COLLECT", "PROMISE", "CAUSE", "LOST", "CLOSE", "PROBE", "ECHO", "OPEN", "LEFT", "WANT"}
 
 func (k Kind) String() string {
 	if k == 0 || int(k) >= len(names) {
@@ -124,6 +125,7 @@ var rules = [...]rule{
 	Echo:      {false, true, 0, useNumber},
 	Open:      {true, false, 0, useGroup},
 	Left:      {true, false, maxState, useGroup | useNumber},
+	Want:      {true, false, 0, useGroup | useTaken},
 }
 
 // errHeader is the error of a header that no process sends.

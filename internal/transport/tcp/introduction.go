@@ -16,7 +16,7 @@ type Identity [16]byte
 var linkProtocol = handshake.Protocol{Magic: "sagelnk1", Label: "sagecomm link", Limit: introductionBytes}
 
 // Version is that of section 16 of docs/protocol.md.
-const Version = 6
+const Version = 7
 
 // introduction says, behind the handshake, which connection this is.
 type introduction struct {

@@ -1,0 +1,5 @@
+//go:build race
+
+package pgbackend
+
+const raceDetector = true
