@@ -18,7 +18,7 @@ func TestInputsThatEarlierOperationsWrite(t *testing.T) {
 		b, err := e.pool.acquire(c, source{coll.CUDA, "counting"}, 64)
 		require.NoError(t, err)
 		l := layout{in: side{units: 1}, out: side{moved: true, units: 1, pieces: outputs}}
-		s.begin(b, &l)
+		s.begin(b, &l, true)
 		e.noteOutputs(on, b, &l)
 		return b
 	}
@@ -74,12 +74,14 @@ func TestStreamsOfAnErrorBehindOthers(t *testing.T) {
 		s, err := e.streamsOn(d, on)
 		require.NoError(t, err)
 		full := *s
-		s.add(use{}, [sides]int{mostQueued, mostQueued})
+		older, err := e.pool.acquire(d, source{coll.CUDA, "counting"}, 64)
+		require.NoError(t, err)
+		s.add(part{use: older.used(), commands: [sides]int{mostQueued, mostQueued}})
 		next := &streams{in: device.Stream{Number: 11}, out: device.Stream{Number: 12}, role: device.Outputs}
 		b, err := e.pool.acquire(d, source{coll.CUDA, "counting"}, 64)
 		require.NoError(t, err)
-		q := queue{streams: s, rt: d, pool: e.pool, on: on, use: b.used(), spare: []*streams{next}}
-		s.begin(b, &layout{in: side{units: 1}, out: side{units: 1}})
+		q := queue{streams: s, order: d, pool: e.pool, on: on, use: b.used(), spare: []*streams{next}}
+		s.begin(b, &layout{in: side{units: 1}, out: side{units: 1}}, true)
 		err = q.queue(sideIn, func(device.Stream) error { return nil })
 		q.close()
 		if orders == 2 {
@@ -192,8 +194,8 @@ func TestRecvsForWhichStreamsWait(t *testing.T) {
 	require.False(t, does, "there is no queue for another sender")
 	b, err := e.pool.acquire(c, source{coll.CUDA, "counting"}, 64)
 	require.NoError(t, err)
-	s.begin(b, &layout{in: side{units: 1}, out: side{units: 1}})
-	s.add(b.used(), [sides]int{0, mostQueued})
+	s.begin(b, &layout{in: side{units: 1}, out: side{units: 1}}, true)
+	s.add(part{use: b.used(), commands: [sides]int{sideOut: mostQueued}})
 	_, does = waits(coll.Op{Root: 0}, 1)
 	require.False(t, does, "the stream is full")
 	run(b)
