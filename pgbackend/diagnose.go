@@ -203,7 +203,7 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 		mine, ok := g.run.Announced(g.rank, told)
 		theirs, known := g.run.Announced(t.Peer, told)
 		if ok && known && mine.Hash == theirs.Hash {
-			f.Status, f.Rank, f.PID, f.Host = coll.Internal, -1, 0, "" // neither of the two is to blame
+			f.Status, f.Rank, f.PID, f.Host = coll.Internal, -1, 0, "" // neither of the two is the culprit
 			f.Message = fmt.Sprintf("sagecomm: group %q: shared memory corrupted: %s is in collective #%d and finds there a step of %s, which has called no more than #%d, and their calls are equal; a process has written where it should not: look for stray pointers in the processes of all ranks",
 				g.title(), g.number(g.rank), through, g.who(t.Peer), told)
 			return f

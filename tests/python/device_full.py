@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from device_calls import run_under_fake_cuda
 from device_programs import SUM, accelerator, expect, full, held, main_stream, mine
+from device_waits import copies_out, until
 
 MANY = 300  # operations, of which a stream has room for about 75
 ROWS = 80  # of a type in a window: two windows do not fit into one stream, and their producers into the caller's
@@ -270,8 +271,11 @@ def sends_that_wait() -> None:
     dist.all_reduce(full(1, 1))
     torch.accelerator.synchronize()
     if dist.get_rank() == 0:
-        works = [dist.irecv(y, 1)]
-        works += [dist.isend(x, 1) for _ in range(MOST)]
+        works, before = [dist.irecv(y, 1)], copies_out()
+        for sends in range(1, MOST + 1):
+            works.append(dist.isend(x, 1))
+            if sends % 100 == 0:  # a device is never far behind with copies that wait for nobody
+                until(lambda least=before + sends: copies_out() >= least)
         works.append(dist.isend(x, 1, tag=1))
         wait_for(works)
     else:

@@ -169,7 +169,8 @@ def repeated(x: torch.Tensor) -> None:
 
 
 def copies_in_two_streams() -> None:
-    """A copy waits for the output, which is no wait of the user: that of the next reader, in another stream, waits, too."""
+    """A copy waits for the output, which is no wait of the user: that of the next reader, in another stream, waits,
+    too."""
     x, side = torch.full((2, N), mine(), device=accelerator()), torch.Stream(accelerator())
     columns, backend = x[:, ::2], c10d._get_default_group()._get_backend(accelerator())
     outputs = [[torch.zeros_like(columns) for _ in range(2)] for _ in range(2)]
