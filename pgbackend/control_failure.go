@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"sagecomm/internal/coll"
@@ -71,11 +72,11 @@ func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 }
 
 // holdsUp returns the rank that holds up an exchange to which all ranks have come, of those that have not done their part of its present
-// step. One that answers may wait for one that does not. -1: several do not.
+// step. One that answers may wait for one that does not. -1: several do not, or nothing is known of one.
 func (e evidence) holdsUp(missing []int) int {
 	silent := e.silentOf(missing)
 	switch {
-	case len(silent) > 1 || e.anyUnmet():
+	case len(silent) > 1 || slices.ContainsFunc(missing, e.isUnmet):
 		return -1
 	case len(silent) == 1:
 		return silent[0]

@@ -126,7 +126,8 @@ func TestCulpritAmongRanksWithoutLinks(t *testing.T) {
 	} {
 		e := c.evidence(3)
 		require.Equal(t, c.culprit, e.behind(0, nil), name)
-		require.Equal(t, -1, e.holdsUp([]int{2}), name)
+		require.Equal(t, 2, e.holdsUp([]int{2}), name)
+		require.Equal(t, -1, e.holdsUp([]int{1, 2}), name)
 	}
 }
 

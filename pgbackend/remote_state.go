@@ -136,9 +136,14 @@ func (g *Group) isSilent(rank int) bool {
 }
 
 // isUnmet reports whether there was no link in time to a rank of another host that was asked: it lives and has not left, and nothing is known of it.
+// A rank with a link that has answered before, and is asked again, is known.
 func (g *Group) isUnmet(rank int) bool {
 	r := g.remote(rank)
-	return r != nil && g.makesLinks() && r.isOpen() && !r.unanswered() && g.answers(rank)
+	if r == nil || !g.makesLinks() || !r.isOpen() || r.unanswered() || !g.answers(rank) {
+		return false
+	}
+	_, wanted := r.pair.Wanted()
+	return wanted || r.states.Load() == 0
 }
 
 // note notes a question that begins, or one that stands, and returns how many states have come before it.
