@@ -83,10 +83,10 @@ def _name(value: Any) -> str:
     return getattr(value, "__name__", str(value))
 
 
-def by_turns(what: str, values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrizes a test by `what` and by the schedule. `make test` runs each value under one of its schedules, which
-    take turns: both are checked, but not all pairs of them."""
-    quick = list(zip(values, itertools.cycle(_QUICK), strict=False))
+def by_turns(what: str, values: Sequence[Any], kept: Sequence[Any] | None = None) -> pytest.MarkDecorator:
+    """Parametrizes a test by `what` and by the schedule. `make test` runs each value, or those in `kept`, under one of
+    its schedules, which take turns: both are checked, but not all pairs of them."""
+    quick = list(zip(values if kept is None else kept, itertools.cycle(_QUICK), strict=False))
     rows = [
         pytest.param(*pair, id=f"{_name(pair[0])}-{pair[1]}", marks=() if pair in quick else pytest.mark.long)
         for pair in itertools.product(values, ALL)

@@ -25,17 +25,27 @@ def run(bed: CudaBed, program: str, schedule: Schedule, **settings: str) -> None
     bed.ranks("device_full:run", 2, program, schedule=schedule.name, seed=schedule.seed, **settings)
 
 
-@by_turns("program", [program.__name__ for program in device_full.PROGRAMS])
+KEPT = [
+    "recvs_before_sends",
+    "batch",
+    "collectives_before_a_send",
+    "rows_before_a_send",
+    "recvs_with_tags_before_a_send",
+    "late_receiver",
+]
+
+
+@by_turns("program", [program.__name__ for program in device_full.PROGRAMS], KEPT)
 def test_programs(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     run(cuda_bed, program, schedule)
 
 
-@by_turns("program", [program.__name__ for program in device_full.WITHOUT_WAITS])
+@by_turns("program", [program.__name__ for program in device_full.WITHOUT_WAITS], ["late_caller"])
 def test_where_streams_cannot_wait(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     run(cuda_bed, program, schedule, EMULATOR_FAULTS=NO_WAITS)
 
 
-@by_turns("program", ["collectives_before_a_send", "recvs_before_sends"])
+@by_turns("program", ["collectives_before_a_send", "recvs_before_sends"], ["recvs_before_sends"])
 def test_in_few_queues(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     """Streams share queues of the hardware."""
     run(cuda_bed, program, schedule, CUDA_DEVICE_MAX_CONNECTIONS="2", EMULATOR_QUEUES="2")
