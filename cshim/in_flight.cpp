@@ -53,13 +53,13 @@ InFlight::~InFlight() {
 
 void InFlight::enter(uint64_t sequence) noexcept {
   own_.front().sequence = sequence;
+  sweep(); // not of its own entry, which has just been issued
   if (!own_.front().work->isOver()) {
     All& the = all();
     std::lock_guard<std::mutex> lock(the.mutex);
     the.entries.splice(the.entries.end(), own_);
   }
   own_.clear();
-  sweep();
 }
 
 // Removes what is over, and asks devices until one has not passed its operation, which is one question as a rule. Operations that go on are not
