@@ -35,7 +35,7 @@ func TestStreamsThatCannotWaitAreFull(t *testing.T) {
 		c.queued, c.behind = map[device.Stream]int{}, map[device.Stream][]device.Stream{}
 		var list []*block
 		issue := func() *block {
-			l := layout{stride: 1, in: side{moved: true, units: 1, blocks: 1}, out: side{moved: true, units: 1, blocks: 1}}
+			l := oneUnit()
 			b, err := e.pool.acquire(rt, source{coll.CUDA, rt.Name()}, 64)
 			require.NoError(t, err)
 			q := e.queueFor(rt, on, s, b, &l)

@@ -42,7 +42,7 @@ func TestStreamsOfASenderThatIsDone(t *testing.T) {
 	c := framed{newCounting()}
 	on := place{coll.Device{Type: coll.CUDA}, "counting"}
 	e := New(nil, nil, 0, 5, NewPool(), nil)
-	l := layout{stride: 1, in: side{moved: true, units: 1, blocks: 1}, out: side{moved: true, units: 1, blocks: 1}}
+	l := oneUnit()
 	choose := func(sender int) access {
 		return e.accessFor(c, coll.Op{Kind: coll.Recv, Device: on.device, Root: sender}, &l)
 	}
@@ -63,7 +63,7 @@ func TestRecvsThatFillTheirStreams(t *testing.T) {
 	c := framed{newCounting()}
 	on := place{coll.Device{Type: coll.CUDA}, "counting"}
 	e := New(nil, nil, 0, 2, NewPool(), nil)
-	l := layout{stride: 1, in: side{moved: true, units: 1, blocks: 1}, out: side{moved: true, units: 1, blocks: 1}}
+	l := oneUnit()
 	choose := func() access {
 		return e.accessFor(c, coll.Op{Kind: coll.Recv, Device: on.device, Root: 1}, &l)
 	}

@@ -66,6 +66,12 @@ func (c *counting) operation(t *testing.T, e *Engine, on place, s *streams, piec
 	return b
 }
 
+// oneUnit is the layout of a short operation.
+func oneUnit() layout {
+	one := side{moved: true, units: 1, blocks: 1}
+	return layout{stride: 1, in: one, out: one}
+}
+
 // run does what the device and the runner do in an operation.
 func run(b *block) {
 	*b.words.InputReady() = b.inputs.Load()
