@@ -285,7 +285,11 @@ void Work::cannotWrite(const GroupInfo& group, const std::string& why) {
   }
 }
 
+// Who asks and does not wait needs the core's own threads to go on with the operation.
 bool Work::isCompleted() {
+  if (!done() && handle_ != 0) {
+    core().test(handle_);
+  }
   return done() && (error_ != nullptr || device_ == nullptr || device_->passed());
 }
 

@@ -324,6 +324,7 @@ const sagecomm_api *sagecomm_get_api(uint32_t abi_version) {
       .group_shrunk = group_shrunk,
       .group_settle = group_settle,
       .group_outstanding = group_outstanding,
+      .test = scr_test,
   };
   return abi_version == SAGECOMM_ABI_VERSION ? &api : NULL;
 }

@@ -684,6 +684,10 @@ typedef struct sagecomm_api {
    * error. It waits for them for 200 ms at most, since the host learns a little later that a stream has ended an
    * operation. group_leave() asks the same. */
   int32_t (*group_outstanding)(sagecomm_group group, sagecomm_error *err);
+
+  /* Returns 1 if the operation is complete, else 0. Threads of the library then go on with what its caller may have left to a
+   * wait(), as MPI_Test does. Unlike wait(), it never calls a done function. For callers that poll. */
+  int32_t (*test)(sagecomm_work work);
 } sagecomm_api;
 
 /* Returns the function table of that ABI version, or NULL if the library does not support it. It starts no thread. */

@@ -21,6 +21,7 @@ var policy = runner.Policy{
 	Brief:  20 * time.Microsecond,
 	Drain:  10 * time.Millisecond,
 	AtOnce: 50 * time.Microsecond,
+	Soon:   200 * time.Microsecond, // Python needs some 10 us between the two calls, and more when its code is not in the cache
 	Gate:   gateLook,
 }
 

@@ -105,7 +105,8 @@ static void note_stop(scr_stop *stop, const round_of *at) {
 
 static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *incident) {
   look l = {0};
-  if (!(atomic_load_explicit(&g->word, memory_order_acquire) & SCR_QUEUED)) {
+  /* Sequentially consistent, as in scr_drive_leave(): it follows the store of `asleep`. */
+  if (!(atomic_load_explicit(&g->word, memory_order_seq_cst) & SCR_QUEUED)) {
     g->coll.stop.by = 0;
     return l;
   }
@@ -114,6 +115,7 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
   if (!scr_drive_lock(g)) return l; /* a waiter drives; it wakes the engine when it leaves */
   scr_run *r = NULL;
   g->coll.spin_now = 0;
+  scr_note_unattended(g, at->now);
   int rc = scr_drive(g, NULL, at->now + policy.slice_ns, &r);
   if (rc == SCR_BLOCKED) {
     l.blocked = g->coll.engine_run == r && g->coll.engine_flag == r->flag && g->coll.engine_need == r->need;

@@ -148,6 +148,8 @@ struct scr_group {
     uint64_t hash;
     uint32_t spin_now;
     uint64_t attended; /* peers of other hosts for which the driver polls: bits, of the first 64 */
+    /* The last asynchronous collective that its caller had begun was waited for within policy.soon_ns. */
+    _Atomic bool waited_soon;
     /* Where the engine last saw the queue blocked. */
     scr_run *engine_run;
     _Atomic uint64_t *engine_flag;

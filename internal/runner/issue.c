@@ -156,6 +156,31 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
   return fail_here(g, op, rc, begins, work, err);
 }
 
+/* Begins an asynchronous collective at the end of the queue. Compiled programs wait right after they have issued; the
+ * engine would only be in the way of such a waiter (docs/protocol.md, section 4). Requires: the drive lock, which it gives
+ * back. */
+static void begin_here(scr_group *g, scr_run *r) {
+  scr_run *blocked;
+  g->coll.spin_now = 0;
+  int64_t now = scr_now();
+  int rc = scr_drive(g, NULL, now + g->policy.begin_ns, &blocked);
+  bool first = rc == SCR_BLOCKED && blocked == r && g->lane == SCR_HOST_LANE;
+  if (first) atomic_store_explicit(&r->coll.left_ns, now, memory_order_relaxed);
+  if (first && atomic_load_explicit(&g->coll.waited_soon, memory_order_relaxed)) {
+    scr_drive_leave(g);
+  } else {
+    scr_drive_unlock(g); /* the next driver meets an incident again and reports it */
+  }
+}
+
+/* A thread has come to wait for a run that its caller may have left. */
+static void learn_from(scr_group *g, scr_run *r) {
+  if (atomic_load_explicit(&r->coll.left_ns, memory_order_relaxed) == 0) return;
+  int64_t left = atomic_exchange_explicit(&r->coll.left_ns, 0, memory_order_relaxed);
+  bool soon = left != 0 && scr_now() - left < g->policy.soon_ns;
+  atomic_store_explicit(&g->coll.waited_soon, soon, memory_order_relaxed);
+}
+
 /* Issues an operation that Go has to submit. */
 static int32_t issue_through_go(sagecomm_group group, const sagecomm_op *op, sagecomm_work *work, uint64_t *sequence,
                                 sagecomm_error *err) {
@@ -172,11 +197,7 @@ static int32_t issue_through_go(sagecomm_group group, const sagecomm_op *op, sag
     if (r->held && !(atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_QUEUED)) {
       /* There is nothing to begin: it waits for others to share a collective. */
     } else if (r->bytes <= g->policy.begin_bytes && scr_drive_lock(g)) {
-      scr_run *blocked;
-      g->coll.spin_now = 0;
-      int rc = scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked);
-      (void)rc; /* the next driver meets an incident again and reports it */
-      scr_drive_unlock(g);
+      begin_here(g, r);
     } else {
       scr_engine_wake();
     }
@@ -239,6 +260,7 @@ static void sleep_on(scr_run *r, int64_t slice_end) {
 }
 
 static int wait_collective(scr_group *g, scr_run *r, int64_t slice_end) {
+  learn_from(g, r);
   if (!scr_drive_lock(g)) {
     sleep_on(r, slice_end);
     return 0;
@@ -297,8 +319,20 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
   return status;
 }
 
+int32_t scr_test(sagecomm_work work) {
+  scr_run *r = scr_in_child() ? NULL : scr_run_of(work);
+  if (r == NULL || (atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) return 1;
+  scr_run_ref(r); /* another thread may release the handle */
+  scr_run *left = r->composite_of ? scr_composite_unfinished(r) : r;
+  if (left && atomic_exchange_explicit(&left->coll.left_ns, 0, memory_order_relaxed) != 0) scr_engine_wake();
+  scr_run_unref(r);
+  return 0;
+}
+
 int32_t scr_wait_briefly(sagecomm_work work, sagecomm_error *err) {
   scr_run *r = scr_run_of(work);
   if (r && r->composite_of) r = scr_composite_unfinished(r);
-  return scr_wait(work, r && r->bytes <= r->group->policy.begin_bytes ? r->group->policy.brief_ns : 0, err);
+  int32_t status = scr_wait(work, r && r->bytes <= r->group->policy.begin_bytes ? r->group->policy.brief_ns : 0, err);
+  if (status == SAGECOMM_PENDING) (void)scr_test(work); /* nobody waits from here on */
+  return status;
 }

@@ -191,6 +191,7 @@ func (w Work) OnDone(done func(*coll.Failure)) {
 	}
 	w.p.done = done
 	w.p.onDone()
+	C.scr_test(w.p.handle) // nobody waits
 }
 
 func (p *pendingWork) onDone() {

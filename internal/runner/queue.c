@@ -26,6 +26,17 @@ void scr_drive_unlock(scr_group *g) {
   if (w & SCR_QUEUED) scr_engine_wake();
 }
 
+void scr_drive_leave(scr_group *g) {
+  uint64_t w = atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_seq_cst);
+  if (w & SCR_DOWN) {
+    scr_engine_wake(); /* whoever has set it expects that of a driver */
+  } else {
+#ifndef SCR_MUTANT_LEFT_UNWATCHED
+    scr_engine_watch();
+#endif
+  }
+}
+
 /* ---- the queue ---- */
 
 scr_run *scr_submit(scr_group *g, const sagecomm_op *op, uint64_t bytes, const scr_program *p, bool own,
@@ -78,6 +89,16 @@ static scr_run *queue_first(scr_group *g) {
   scr_run *r = g->queue_head;
   scr_spin_unlock(&g->queue_lock);
   return r;
+}
+
+void scr_note_unattended(scr_group *g, int64_t now) {
+  scr_run *r = queue_first(g);
+  int64_t left = r ? atomic_load_explicit(&r->coll.left_ns, memory_order_relaxed) : 0;
+  if (left == 0 || now - left < g->policy.soon_ns) return;
+  atomic_store_explicit(&r->coll.left_ns, 0, memory_order_relaxed);
+#ifndef SCR_MUTANT_LEFT_FOR_EVER
+  atomic_store_explicit(&g->coll.waited_soon, false, memory_order_relaxed);
+#endif
 }
 
 /* SCR_QUEUED is cleared under the same lock that guards setting it. */

@@ -134,6 +134,7 @@ type Policy struct {
 	Begin      time.Duration // for how long they drive the operations before them in the queue
 	Brief      time.Duration // how long wait_briefly waits for operations up to BeginBytes
 	Drain      time.Duration // for how long queued operations may complete after the group has gone down
+	Soon       time.Duration // an asynchronous collective that is waited for within this time needed no engine
 	AtOnce     time.Duration // a recv counts as waited for from its start if its waiter comes within this time
 }
 
@@ -189,7 +190,7 @@ func OpenGroup(c Config) (*Group, error) {
 		spin: C.uint32_t(c.Backoff.Spin), yield_us: C.uint32_t(c.Backoff.Yield / time.Microsecond),
 		stream_bytes: C.uint64_t(c.StreamBytes), flight_entries: C.uint32_t(c.Flights), flight_stacks: C.bool(c.Stacks), timeline: C.bool(c.Timeline), trace: C.bool(c.Trace), fuses: C.bool(c.Fuses), failure_rank: C.int32_t(word), message_bytes: C.uint64_t(c.Geometry.Message), fifo_bytes: C.uint64_t(c.Geometry.Fifo), peers: (*C.scr_peer_config)(peers),
 		policy: C.scr_policy{sync_ns: C.int64_t(c.Policy.Sync), sleep_ns: C.int64_t(c.Policy.Sleep), begin_bytes: C.uint64_t(c.Policy.BeginBytes),
-			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), gate_ns: C.int64_t(c.Policy.Gate), at_once_ns: C.int64_t(c.Policy.AtOnce)},
+			begin_ns: C.int64_t(c.Policy.Begin), brief_ns: C.int64_t(c.Policy.Brief), drain_ns: C.int64_t(c.Policy.Drain), gate_ns: C.int64_t(c.Policy.Gate), at_once_ns: C.int64_t(c.Policy.AtOnce), soon_ns: C.int64_t(c.Policy.Soon)},
 	}
 	if c.Host != nil {
 		config.host = c.Host.c

@@ -215,6 +215,7 @@ typedef struct scr_policy {
   int64_t drain_ns; /* What is queued when the group goes down may complete for so long. */
   int64_t gate_ns;  /* A driver that is blocked at a gate sleeps for so long at most. */
   int64_t at_once_ns; /* A recv that is waited for within this time had a waiter from the start. */
+  int64_t soon_ns;    /* An asynchronous collective that is waited for within this time needed no engine. */
 } scr_policy;
 
 typedef struct scr_group_config {
@@ -407,6 +408,7 @@ int32_t scr_issue_coalesced(sagecomm_group group, const sagecomm_op *ops, uint32
                             uint64_t *sequence, sagecomm_error *err);
 int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
 int32_t scr_wait_briefly(sagecomm_work work, sagecomm_error *err);
+int32_t scr_test(sagecomm_work work);
 int32_t scr_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
 int32_t scr_work_source(sagecomm_work work);
 void scr_release(sagecomm_work work);

@@ -279,6 +279,7 @@ static const sagecomm_api api = {
     .issue = fake_issue,
     .wait = fake_wait,
     .wait_briefly = fake_wait_briefly,
+    .test = fake_test,
     .on_done = fake_on_done,
     .work_source = fake_work_source,
     .release = fake_release,

@@ -86,6 +86,7 @@ int32_t fake_issue_coalesced(sagecomm_group g, const sagecomm_op *ops, uint32_t 
                              uint64_t *sequence, sagecomm_error *err);
 int32_t fake_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err);
 int32_t fake_wait_briefly(sagecomm_work work, sagecomm_error *err);
+int32_t fake_test(sagecomm_work work);
 int32_t fake_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
 int32_t fake_work_source(sagecomm_work work);
 void fake_release(sagecomm_work work);

@@ -142,6 +142,13 @@ int32_t fake_wait_briefly(sagecomm_work work, sagecomm_error *err) {
   return fake_wait(work, 20000, err);
 }
 
+int32_t fake_test(sagecomm_work work) {
+  pthread_mutex_lock(&fake.lock);
+  int32_t complete = fake.works[work - 1].complete;
+  pthread_mutex_unlock(&fake.lock);
+  return complete;
+}
+
 int32_t fake_on_done(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err) {
   pthread_mutex_lock(&fake.lock);
   fake_work *w = &fake.works[work - 1];

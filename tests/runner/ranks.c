@@ -269,7 +269,8 @@ static void open_lane(int n, uint32_t spin, uint32_t yield_us, uint32_t lane, co
                                      .brief_ns = 20 * 1000,
                                      .drain_ns = 10 * 1000000,
                                      .gate_ns = 100 * 1000,
-                                     .at_once_ns = 50 * 1000},
+                                     .at_once_ns = 50 * 1000,
+                                     .soon_ns = 200 * 1000},
                           .peers = peers};
     int e = n_entries++;
     table[e].handle = scr_group_open(&c, &table[e].group);

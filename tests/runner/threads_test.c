@@ -193,6 +193,7 @@ int main(int argc, char **argv) {
       {"timeout_of_what_nobody_waits_for", test_timeout_of_what_nobody_waits_for},
       {"nested_done", test_nested_done},
       {"wait_against_on_done", test_wait_against_on_done},
+      {"left_to_a_waiter", test_left_to_a_waiter},
       {"mismatch", test_mismatch},
       {"timeout", test_timeout},
       {"abort", test_abort},

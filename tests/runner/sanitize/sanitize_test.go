@@ -224,6 +224,8 @@ var mutations = []mutation{
 	{"the status of a failed operation is of another cause than its text", "CAUSE_READ_TWICE", "run.c", "cause_is_replaced"},
 	{"a composite has the status of one failed part and the text of another", "CAUSE_OF_ANOTHER_PART", "composite.c", "cause_is_replaced"},
 	{"a done function is seen before its context", "DONE_BEFORE_CONTEXT", "run.c", "wait_against_on_done"},
+	{"the engine sleeps on when a collective is left to a waiter", "LEFT_UNWATCHED", "queue.c", "left_to_a_waiter"},
+	{"a collective that nobody waits for is left to a waiter again", "LEFT_FOR_EVER", "queue.c", "left_to_a_waiter"},
 	{"an entry of the recorder counts while it is written over", "ENTRY_OVERWRITTEN", "recorder.c", "recorder"},
 	{"one thread for done functions must do", "ONE_CALLBACK_THREAD", "engine.c", "nested_done"},
 	{"a look at the fifos before a sleep gives way to another thread's", "LOOK_GIVES_WAY", "p2p_issue.c", "sleep_beside_another"},
