@@ -71,6 +71,22 @@ bool wantsAsync(const T& opts) {
 }
 
 template <class T, class = void>
+struct HasAllGatherSingle : std::false_type {};
+template <class T>
+struct HasAllGatherSingle<T, std::void_t<decltype(&T::all_gather_single)>> : std::true_type {};
+
+// Gathers tensors of one shape into one, under the name that this torch has for it.
+template <class Group>
+c10::intrusive_ptr<c10d::Work> allGatherSingle(
+    Group& group, at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  if constexpr (HasAllGatherSingle<Group>::value) {
+    return group.all_gather_single(output, input, options);
+  } else {
+    return group._allgather_base(output, input, options);
+  }
+}
+
+template <class T, class = void>
 struct HasIsCapturing : std::false_type {};
 template <class T>
 struct HasIsCapturing<T, std::void_t<decltype(std::declval<const T&>().is_capturing())>> : std::true_type {};

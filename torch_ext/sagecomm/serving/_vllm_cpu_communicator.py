@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
 from sagecomm.serving._vllm_collectives import Collectives, Experts, Stages, all2all_manager
@@ -29,6 +28,7 @@ class SagecommCpuCommunicator(Collectives, Experts, Stages, DeviceCommunicatorBa
         self.all2all_manager = all2all_manager(self)
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        """Sums in place, as vLLM's communicator for CPU does."""
-        dist.all_reduce(input_, group=self.device_group)
+        """Sums in place, as vLLM's communicator for CPU does. In a compiled model dist.all_reduce() would become two
+        operators, of which the first is asynchronous."""
+        torch.ops.sagecomm.all_reduce_(input_, self.device_group.group_name)
         return input_

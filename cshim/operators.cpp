@@ -1,0 +1,93 @@
+// operators.cpp registers collectives as operators of torch, sagecomm::NAME, for programs that torch.compile() compiles and
+// that need the result at once. torch's own, _c10d_functional::NAME, are asynchronous: each needs a second operator that waits.
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/library.h>
+
+#include "compat.hpp"
+
+namespace sagecomm {
+
+namespace {
+
+void wait(const c10::intrusive_ptr<c10d::Work>& work) {
+  if (work) { // a synchronous call of a coalescing window has none
+    work->wait();
+  }
+}
+
+std::vector<c10::SymInt> gatheredSizes(const at::Tensor& input, int64_t ranks) {
+  TORCH_CHECK(input.dim() > 0, "sagecomm: all_gather: a tensor without dimensions cannot be concatenated");
+  std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
+  sizes[0] = sizes[0] * ranks;
+  return sizes;
+}
+
+// Turns the ranks' tensors, one behind the other along dimension 0, into their concatenation along `dim`.
+at::Tensor concatenated(const at::Tensor& gathered, const at::Tensor& input, int64_t dim, int64_t ranks) {
+  dim = c10::maybe_wrap_dim(dim, input.dim());
+  if (dim == 0) {
+    return gathered;
+  }
+  std::vector<c10::SymInt> apart = input.sym_sizes().vec();
+  apart.insert(apart.begin(), c10::SymInt(ranks));
+  std::vector<c10::SymInt> whole = input.sym_sizes().vec();
+  whole[dim] = whole[dim] * ranks;
+  return gathered.view_symint(apart).movedim(0, dim).reshape_symint(whole);
+}
+
+// The backend is called without torch's operators of c10d, whose only work is to find it.
+c10::intrusive_ptr<c10d::Backend> backendOf(c10d::ProcessGroup& group, const at::Tensor& tensor) {
+  return group.getBackend(tensor.device().type());
+}
+
+void allReduce(const at::Tensor& tensor, const std::string& groupName) {
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  wait(backendOf(*c10d::resolve_process_group(groupName), tensor)->allreduce(tensors, options));
+}
+
+void allReduceMeta(const at::Tensor& /*tensor*/, const std::string& /*groupName*/) {
+}
+
+at::Tensor allGather(const at::Tensor& input, int64_t dim, const std::string& groupName) {
+  const auto group = c10d::resolve_process_group(groupName);
+  at::Tensor gathered = input.new_empty_symint(gatheredSizes(input, group->getSize()));
+  at::Tensor contiguous = input.contiguous();
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  wait(allGatherSingle(*backendOf(*group, input), gathered, contiguous, options));
+  return concatenated(gathered, input, dim, group->getSize());
+}
+
+at::Tensor allGatherMeta(const at::Tensor& input, int64_t dim, const std::string& groupName) {
+  const int64_t ranks = c10d::resolve_process_group(groupName)->getSize();
+  return concatenated(input.new_empty_symint(gatheredSizes(input, ranks)), input, dim, ranks);
+}
+
+} // namespace
+
+// all_reduce_ sums in place. all_gather returns the concatenation of the ranks' tensors, which have one shape, along `dim`.
+TORCH_LIBRARY(sagecomm, library) {
+  library.def("all_reduce_(Tensor(a!) tensor, str group_name) -> ()");
+  library.def("all_gather(Tensor input, int dim, str group_name) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(sagecomm, CompositeExplicitAutograd, library) {
+  library.impl("all_reduce_", allReduce);
+  library.impl("all_gather", allGather);
+}
+
+TORCH_LIBRARY_IMPL(sagecomm, Autograd, library) {
+  library.impl("all_reduce_", torch::autograd::autogradNotImplementedFallback());
+  library.impl("all_gather", torch::autograd::autogradNotImplementedFallback());
+}
+
+TORCH_LIBRARY_IMPL(sagecomm, Meta, library) {
+  library.impl("all_reduce_", allReduceMeta);
+  library.impl("all_gather", allGatherMeta);
+}
+
+} // namespace sagecomm
