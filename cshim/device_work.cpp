@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <string>
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -188,6 +187,7 @@ void DeviceWork::fail() noexcept {
     return;
   }
   std::vector<c10::Stream> users;
+  bool known = false;
   try {
     users = readers_;
     for (const c10::Stream& stream : joins_) {
@@ -199,6 +199,7 @@ void DeviceWork::fail() noexcept {
     if (users.empty()) {
       return;
     }
+    known = true;
     join(users);
     endEvents_.clear();
     recordEnd(users.front());
@@ -208,12 +209,12 @@ void DeviceWork::fail() noexcept {
                << firstLine(reasonOf(std::current_exception()));
     endEvents_.clear();
     unordered_ = std::move(users);
+    streamsKnown_ = known;
     endUnknown_ = true;
   }
 }
 
 void DeviceWork::recordEnd(const c10::Stream& stream) {
-  const c10::OptionalDeviceGuard on(device_);
   auto end = std::make_unique<c10::Event>(device_.type());
   end->record(stream);
   endEvents_.push_back(std::move(end));
@@ -241,12 +242,10 @@ bool DeviceWork::refusesCapture() const {
   if (captured_ || endEvents_.empty() || passed_.load(std::memory_order_acquire)) {
     return false;
   }
-  const c10::OptionalDeviceGuard on(device_);
   return captureOf(current()) == Capture::kYes;
 }
 
 void DeviceWork::join(const std::vector<c10::Stream>& streams) {
-  const c10::OptionalDeviceGuard on(streams.front().device());
   for (auto other = streams.begin() + 1; other != streams.end(); ++other) {
     c10::Event there(other->device_type());
     there.record(*other);
@@ -279,7 +278,6 @@ bool DeviceWork::blockCurrentStream() {
   if (!captured_ && passed_.load(std::memory_order_acquire)) {
     return true; // a stream that is being captured could not wait
   }
-  const c10::OptionalDeviceGuard on(device_);
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
   // refuses the event: a stream that launches the graph is behind the outputs in any case.
   try {
@@ -316,7 +314,6 @@ bool DeviceWork::passed() {
   if (forked()) {
     return false;
   }
-  const c10::OptionalDeviceGuard on(device_);
   if (captureOf(current()) == Capture::kYes) {
     return false;
   }
@@ -335,7 +332,7 @@ bool DeviceWork::allPassed(const std::vector<std::unique_ptr<c10::Event>>& ends)
 // Other groups may have these streams by now. So no stream waits here, and each has an event of its own.
 bool DeviceWork::laterEndsPassed() {
   const std::unique_lock<std::mutex> one(late_, std::try_to_lock);
-  if (!one) {
+  if (!one || !streamsKnown_) {
     return false;
   }
   for (; !unordered_.empty(); unordered_.pop_back()) {
@@ -350,8 +347,7 @@ c10::Stream DeviceWork::stream() {
   if (joins_.empty()) {
     return stream_ ? *stream_ : current();
   }
-  const c10::OptionalDeviceGuard on(device_); // operations that were issued later may hold up the streams of this one
-  const c10::Stream behind = orderingStream(device_);
+  const c10::Stream behind = orderingStream(device_); // later operations may hold up the streams of this one
   for (const std::unique_ptr<c10::Event>& end : endEvents_) {
     end->block(behind);
   }

@@ -1,6 +1,7 @@
 // device_work.hpp is the device's part of one call, which is one operation or several coalesced ones: sagecomm_bridge on c10's
 // streams and events. The core moves the memory of a device through pinned memory. While it issues the operation it queues
-// commands here.
+// commands here. Nothing makes their device the current one: a device's guard goes to that of a stream by itself, as torch's Future
+// expects.
 //
 // Where the streams of the device can wait for a word in host memory, the core queues the whole operation while it issues it,
 // and says in which stream it ends: it is *joined*. Whoever waits for it makes a stream wait and never blocks the host.
@@ -221,6 +222,7 @@ class DeviceWork {
 
   // Of an operation that has failed, where the device refused the events. Some stream may still use its memory.
   bool endUnknown_ = false;
+  bool streamsKnown_ = true; // false: there was no memory for the list
   std::mutex late_; // guards what follows; who does not get it goes on without
   std::vector<c10::Stream> unordered_; // streams that have no event yet
   std::vector<std::unique_ptr<c10::Event>> lateEnds_;

@@ -1,5 +1,6 @@
 // in_flight.hpp knows the operations on devices, of all groups of the process, that a device may not have ended and for which no stream of
-// their caller waits. They keep their tensors, and copies that stand for tensors. Any thread may call these functions, without the GIL.
+// their caller waits. They keep the memory of their tensors, and of copies that stand for tensors. Any thread may call these functions,
+// without the GIL.
 //
 // An operation leaves when its caller's stream waits for it, or when a look at its events finds that the device has passed it. No thread
 // exists for that: each operation on a device looks at a few others, and so does the end of a group at all. What a device cannot be asked for

@@ -195,11 +195,12 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
   }
 
   // A Work is made before the operation begins where making it later could fail too late (an asynchronous operation's
-  // tensors and the memory of a sparse sum need an owner) or where the profiler range must enclose the operation.
+  // tensors, one on a device and the memory of a sparse sum need an owner) or where the profiler range must enclose the
+  // operation.
   const bool profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
   c10::intrusive_ptr<Work> work;
   const bool sparse = call.form == Call::Form::kSparse;
-  if (call.async | profiled | sparse) { // without a branch for each
+  if (call.async | profiled | sparse | (device != nullptr)) { // without a branch for each
     const std::vector<at::Tensor> inputs = profiled ? call.inputs.vec() : Tensors();
     const char* profilerName = profiled ? profilerNames_.nameFor(call.info.profilerName) : nullptr;
     work =

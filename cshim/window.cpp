@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/pybind11.h>
@@ -204,7 +203,6 @@ void CollectedCall::order() const {
   if (!stream) {
     return;
   }
-  const c10::OptionalDeviceGuard on(stream->device());
   const c10::Stream now = c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device());
   // A copy of an input may have been made, which the graph would not make again.
   if (captureOf(now) == Capture::kYes && !captured) {

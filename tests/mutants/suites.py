@@ -53,7 +53,8 @@ GO = {
         "./internal/engine/staged",
         "./internal/engine/vendor",
         "-run",
-        "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|GivenBack|ForASend|OfTheirOwn|StayBehind|ThatIsDone|CannotWait|AreLeft",
+        "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|GivenBack|ForASend|OfTheirOwn|StayBehind|ThatIsDone|CannotWait|AreLeft"
+        "|FindsNoRoom|ForRows|FillNoStream",
     ],
     "orders": [
         "./internal/engine/staged",

@@ -41,6 +41,8 @@ SEEDS = int(os.environ.get("SEEDS", "1"))  # of the random schedule; `make test-
 _RANDOM = [Schedule("random", FIRST_SEED + n) for n in range(SEEDS)]
 _QUICK = [Schedule("lazy"), _RANDOM[0]]
 ALL = [Schedule("lazy"), Schedule("eager"), Schedule("threaded"), *_RANDOM]
+# For tests of what calls queue while nothing that they need runs.
+ONE_SEED = [each for each in ALL if each not in _RANDOM[1:]]
 
 
 def cases_of(few: int, many: int) -> range:
@@ -83,13 +85,15 @@ def _name(value: Any) -> str:
     return getattr(value, "__name__", str(value))
 
 
-def by_turns(what: str, values: Sequence[Any], kept: Sequence[Any] | None = None) -> pytest.MarkDecorator:
+def by_turns(
+    what: str, values: Sequence[Any], kept: Sequence[Any] | None = None, schedules: Sequence[Schedule] = ALL
+) -> pytest.MarkDecorator:
     """Parametrizes a test by `what` and by the schedule. `make test` runs each value, or those in `kept`, under one of
     its schedules, which take turns: both are checked, but not all pairs of them."""
     quick = list(zip(values if kept is None else kept, itertools.cycle(_QUICK), strict=False))
     rows = [
         pytest.param(*pair, id=f"{_name(pair[0])}-{pair[1]}", marks=() if pair in quick else pytest.mark.long)
-        for pair in itertools.product(values, ALL)
+        for pair in itertools.product(values, schedules)
     ]
     return pytest.mark.parametrize((what, "schedule"), rows)
 

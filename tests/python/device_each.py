@@ -463,13 +463,35 @@ def _on_two_devices(make: Callable[[], Call]) -> None:
             _expect(call, _copies(call), step)
 
 
+def _a_group_on_each_device() -> None:
+    groups = [dist.group.WORLD, dist.new_group()]
+    devices = [torch.device("cuda", device) for device in range(len(groups))]
+    (before, after), ranks = _around(), dist.get_world_size()
+    xs, ys = ([torch.zeros(N, 2, device=device)[:, 0] for device in devices] for _ in range(2))
+    outs = [torch.zeros(ranks * N, device=device) for device in devices]
+    for step in range(1, FEW + 1):
+        works = []
+        for device, (group, x, y, out) in enumerate(zip(groups, xs, ys, outs, strict=True)):
+            x.fill_(step * (mine() + 10 * device))
+            works += [dist.isend(x, after, group), dist.irecv(y, before, group)]
+            works += [dist.all_gather_into_tensor(out, x, group, async_op=True)]
+            works += [dist.all_reduce(x, group=group, async_op=True)]
+        _wait(works)
+        for device, (x, y, out) in enumerate(zip(xs, ys, outs, strict=True)):
+            expect(x, step * (_sum() + 10 * device * ranks))
+            expect(y, step * (before + 1 + 10 * device))
+            for rank, part in enumerate(out.split(N)):
+                expect(part, step * (rank + 1 + 10 * device))
+
+
 def on_another_device(rank: int, size: int, store: str, waits: bool) -> None:
-    """All operations on device 1 while device 0 is the current one, and on both devices in turns."""
+    """All operations on device 1 while device 0 is the current one, on both devices in turns, and in a group for each."""
     torch.cuda.set_device(0)
     try:
         ELSEWHERE[:] = [torch.device("cuda", 1)]
         run_under_fake_cuda(rank, size, store, WAITING if waits else PROGRAMS)
-        run_under_fake_cuda(rank, size, f"{store}-both", [partial(_of_each, _on_two_devices)])
+        both = [partial(_of_each, _on_two_devices), _a_group_on_each_device]
+        run_under_fake_cuda(rank, size, f"{store}-both", both)
     finally:
         ELSEWHERE.clear()
     assert torch.cuda.current_device() == 0

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import ErrorType
 
 from device_calls import MINUTE
 from device_failures import hurry, join, meet, warm
-from device_programs import N, accelerator, full, mine
+from device_programs import N, accelerator, full, held, mine
 from device_waits import copies_out, until
 
 BREAKS = "breaks=aten::cosh_@1=#710"  # the kernel with the assertion
@@ -158,16 +158,17 @@ def other_group_goes_on(rank: int, size: int, store: str, strided: bool) -> None
     torch.cuda.synchronize()
     if rank == 0:
         joined_and_dropped(other, strided)
-    with torch.cuda.stream(torch.cuda.Stream()):
+    side = torch.cuda.Stream()
+    with side, held(side):  # the device breaks when the operation is issued
         if rank == 0:
             KEPT[:] = [x, full(1).cosh_()]
         work = dist.all_reduce(x, async_op=True)
         assert work is not None
-        if rank == 0:
-            with pytest.raises(RuntimeError, match="device-side assert"):
-                torch.cuda.current_stream().synchronize()
-        with pytest.raises(dist.DistBackendError, match="is out of order"):
-            work.wait(MINUTE)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            side.synchronize()
+    with side, pytest.raises(dist.DistBackendError, match="is out of order"):
+        work.wait(MINUTE)
     meet("found")
     if rank == 1:
         x = torch.full((N, 2), mine(), device=accelerator())

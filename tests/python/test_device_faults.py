@@ -9,6 +9,7 @@ import torch
 
 from cuda_bed import CudaBed
 from device_faults import BREAKS
+from selection import quickly
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
@@ -33,24 +34,28 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("streams", "call"), CASES)
-def test_a_device_that_fails(cuda_bed: CudaBed, streams: str, call: str, ranks: int) -> None:
-    cuda_bed.ranks("device_faults:a_device_fails", 2, call, ranks, **SETTINGS, **WAITS[streams])
+def test_a_device_that_fails(cuda_bed: CudaBed, streams: str, call: str) -> None:
+    cuda_bed.ranks("device_faults:a_device_fails", 2, call, 1, **SETTINGS, **WAITS[streams])
+
+
+@pytest.mark.parametrize("case", quickly([("waits", "wait")], CASES), ids=" ".join)
+def test_devices_of_all_ranks_fail(cuda_bed: CudaBed, case: tuple[str, str]) -> None:
+    streams, call = case
+    cuda_bed.ranks("device_faults:a_device_fails", 2, call, 2, **SETTINGS, **WAITS[streams])
 
 
 MEMORY: dict[str, Any] = {"EMULATOR_KICK_MS": "5", "EMULATOR_FAULTS": BREAKS}
-layouts = pytest.mark.parametrize("strided", [False, True], ids=["block", "rows"])
+FAILURES = [(how, layout) for how in ("death", "timeout") for layout in ("block", "rows")]
 
 
-@pytest.mark.parametrize("how", ["death", "timeout"])
-@layouts
-def test_a_failure_behind_a_fault(cuda_bed: CudaBed, how: str, strided: bool) -> None:
+@pytest.mark.parametrize("case", quickly([("death", "block"), ("timeout", "rows")], FAILURES), ids=" ".join)
+def test_a_failure_behind_a_fault(cuda_bed: CudaBed, case: tuple[str, str]) -> None:
+    how, layout = case
     dies = 1 if how == "death" else None
-    cuda_bed.ranks("device_faults:fails_behind_a_fault", 2, how, strided, dies=dies, **MEMORY)
+    cuda_bed.ranks("device_faults:fails_behind_a_fault", 2, how, layout == "rows", dies=dies, **MEMORY)
 
 
-@layouts
-def test_another_group_behind_a_fault(cuda_bed: CudaBed, strided: bool) -> None:
-    settings = {**MEMORY, "EMULATOR_KICK_MS": "3000"}  # the device breaks when the operation is issued
-    cuda_bed.ranks("device_faults:other_group_goes_on", 2, strided, **settings)
+@pytest.mark.parametrize("layout", quickly(["block"], ["block", "rows"]))
+def test_another_group_behind_a_fault(cuda_bed: CudaBed, layout: str) -> None:
+    cuda_bed.ranks("device_faults:other_group_goes_on", 2, layout == "rows", **MEMORY)

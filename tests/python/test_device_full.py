@@ -7,7 +7,7 @@ import torch
 
 import device_full
 from cuda_bed import CudaBed
-from device_bed import Schedule, by_turns
+from device_bed import ONE_SEED, Schedule, by_turns
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
@@ -35,23 +35,23 @@ KEPT = [
 ]
 
 
-@by_turns("program", [program.__name__ for program in device_full.PROGRAMS], KEPT)
+@by_turns("program", [program.__name__ for program in device_full.PROGRAMS], KEPT, ONE_SEED)
 def test_programs(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     run(cuda_bed, program, schedule)
 
 
-@by_turns("program", [program.__name__ for program in device_full.WITHOUT_WAITS], ["late_caller"])
+@by_turns("program", [program.__name__ for program in device_full.WITHOUT_WAITS], ["late_caller"], ONE_SEED)
 def test_where_streams_cannot_wait(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     run(cuda_bed, program, schedule, EMULATOR_FAULTS=NO_WAITS)
 
 
-@by_turns("program", ["collectives_before_a_send", "recvs_before_sends"], ["recvs_before_sends"])
+@by_turns("program", ["collectives_before_a_send", "recvs_before_sends"], ["recvs_before_sends"], ONE_SEED)
 def test_in_few_queues(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     """Streams share queues of the hardware."""
     run(cuda_bed, program, schedule, CUDA_DEVICE_MAX_CONNECTIONS="2", EMULATOR_QUEUES="2")
 
 
-@by_turns("program", ["sends_that_wait"])
+@by_turns("program", ["sends_that_wait"], schedules=ONE_SEED)
 def test_streams_are_made_ahead(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     """To make a stream waits for all streams of the device."""
     run(cuda_bed, program, schedule, EMULATOR_STREAM_WAITS="1")

@@ -84,10 +84,14 @@ func (d *Driver) queuesOfRecvs() int {
 		return 0
 	}
 	now, atStart := variable(maxConnections)
-	return min(connections(now, d.shared()), connections(atStart, d.shared()), reserveSize)
+	shared := d.shared()
+	return min(connections(now, shared), connections(atStart, shared), reserveSize)
 }
 
 const maxConnections = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+// mpsEnabled is CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which older headers lack.
+const mpsEnabled = 133
 
 // variable returns a variable of the environment as the driver finds it now, and as the process was started with it. The driver reads it when it
 // makes a context: nobody tells whether that was before the variable was set.
@@ -114,7 +118,7 @@ func (d *Driver) shared() (yes bool) {
 			return err
 		}
 		var n C.int
-		err = failed(C.cuDeviceGetAttribute(&n, C.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, C.CUdevice(device)))
+		err = failed(C.cuDeviceGetAttribute(&n, mpsEnabled, C.CUdevice(device)))
 		yes = n != 0
 		return err
 	})

@@ -20,8 +20,8 @@ type Engine struct {
 	pool         *Pool
 	open         func(runner.Call, coll.Op) (device.Access, error)
 
-	// issuing is held from the first command of an operation until the operation is numbered: operations stand in the streams
-	// in the order of their numbers.
+	// issuing is held from the first command of an operation until the operation is numbered: commands of operations are queued in
+	// the order of their numbers.
 	issuing sync.Mutex
 	streams map[place]*streams  // of collectives; guarded by issuing
 	written map[place]outputs   // guarded by issuing

@@ -39,9 +39,14 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
 	_, waits := b.(device.Waiter)
 	l.sends = waits && op.Kind == coll.Send
-	err = e.issueP2P(call, op, e.accessFor(b, op, &l), &l)
+	return e.issueInRoom(b, op, &l, func(at runner.Gate) error { return e.run.PostAtGate(call, at) })
+}
+
+// issueInRoom issues an operation in streams that have room for it. post posts it, behind its commands.
+func (e *Engine) issueInRoom(b device.Access, op coll.Op, l *layout, post func(runner.Gate) error) error {
+	err := e.issueP2P(op, e.accessFor(b, op, l), l, post)
 	if errors.Is(err, errNoRoom) { // another thread was faster
-		err = e.issueP2P(call, op, e.accessAlone(b, op), &l)
+		err = e.issueP2P(op, e.accessAlone(b, op), l, post)
 	}
 	return err
 }
@@ -54,7 +59,7 @@ type access struct {
 }
 
 // issueP2P issues an operation. It returns errNoRoom if the streams of a sender have no room for a recv.
-func (e *Engine) issueP2P(call runner.Call, op coll.Op, by access, l *layout) (err error) {
+func (e *Engine) issueP2P(op coll.Op, by access, l *layout, post func(runner.Gate) error) (err error) {
 	if by.s == nil {
 		by.s, err = e.makeP2P(by, by.from, op.Root)
 	}
@@ -75,7 +80,7 @@ func (e *Engine) issueP2P(call runner.Call, op coll.Op, by access, l *layout) (e
 	if err = enqueue(by.Access, memory, l, q); err != nil {
 		err = e.errorOf(op, err)
 	} else {
-		err = e.run.PostAtGate(call, runner.Gate{Words: memory.words, Inputs: 1, Outputs: 1, In: l.in.pinned(memory), Out: l.out.pinned(memory)})
+		err = post(runner.Gate{Words: memory.words, Inputs: 1, Outputs: 1, In: l.in.pinned(memory), Out: l.out.pinned(memory)})
 	}
 	if err != nil { // a stream may wait for this operation
 		memory.words.Open()

@@ -7,6 +7,7 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
+	"sagecomm/internal/runner"
 )
 
 // All groups of a process have no more streams of recvs than the device has queues for, at a time.
@@ -83,6 +84,36 @@ func TestRecvsThatFillTheirStreams(t *testing.T) {
 	require.True(t, q.full)
 	require.Empty(t, q.spare)
 	require.LessOrEqual(t, c.queued[chosen.s.out], mostQueued)
+}
+
+// A recv whose streams fill up while its pinned memory is made is posted once, and no stream waits for it.
+func TestARecvThatFindsNoRoom(t *testing.T) {
+	c := framed{newCounting()}
+	on := place{coll.Device{Type: coll.CUDA}, "counting"}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	op, posted := coll.Op{Kind: coll.Recv, Device: on.device, Root: 1}, 0
+	recv := func() {
+		l := oneUnit()
+		require.NoError(t, e.issueInRoom(c, op, &l, func(runner.Gate) error { posted++; return nil }))
+	}
+	recv()
+	s := e.p2p[origin{on, 0, 1}]
+	require.NotNil(t, s)
+	c.pins = func() { // other threads are faster
+		c.pins = nil
+		for l := oneUnit(); e.pool.fits(s, l.commands(true)); {
+			require.Less(t, c.queued[s.out], room)
+			c.operation(t, e, on, s, 1, false)
+		}
+	}
+	recv()
+	require.Nil(t, c.pins)
+	require.Equal(t, 2, posted)
+	require.LessOrEqual(t, c.queued[s.out], mostQueued)
+	alone := e.p2p[origin{place{on.device, "deferring"}, 0, -1}]
+	require.NotNil(t, alone)
+	require.NotZero(t, c.queued[alone.in])
+	require.Zero(t, c.queued[alone.out])
 }
 
 // Streams of recvs that others leave while some are to be made are not counted twice.

@@ -9,7 +9,7 @@ import (
 
 // mostQueued is how many commands of operations that have not ended a stream has at most. A stream of an NVIDIA GPU holds about a thousand
 // commands that have not run; when it is full, the driver blocks the thread that queues another one. A framework queues some of its own in
-// these streams: events of futures and of an allocator.
+// these streams, which are not all counted: events of futures and of an allocator (docs/devices.md, Limits).
 const mostQueued = 600
 
 // framing is how many commands an operation has in each stream at most beside those of its groups: events by which streams are ordered.

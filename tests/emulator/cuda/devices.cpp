@@ -115,6 +115,11 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
       *value = device + 1;
       break;
+    case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: {
+      const char *shared = getenv("FAKE_CUDA_MPS");
+      *value = shared != nullptr && *shared == '1';
+      break;
+    }
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
