@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <string>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -58,6 +59,7 @@ int32_t DeviceWork::makeStream(void* ctx, uint64_t* stream, char* why, size_t n)
 
 int32_t DeviceWork::pin(void* ctx, uint64_t bytes, void** memory, void** owner, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](const DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
     const Relaxed captures(w.device_.type());
     auto made = std::make_unique<Pinned>(allocatePinned(bytes));
     *memory = made->memory;
@@ -83,6 +85,7 @@ void DeviceWork::use(const c10::Stream& stream) {
 
 int32_t DeviceWork::fork(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream to = streamOf(stream);
     w.use(to);
     if (!addOnce(w.readers_, to)) { // nothing has come into the current stream since
@@ -126,6 +129,7 @@ int32_t DeviceWork::interrupted(void* ctx) noexcept {
 
 int32_t DeviceWork::joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
     w.use(in);
     // Recorded now and not in issued(): no other thread can have queued an operation behind this one yet.
@@ -171,6 +175,7 @@ int32_t DeviceWork::joinLater(
     char* why,
     size_t n) noexcept {
   return call(ctx, why, n, [&](DeviceWork& w) {
+    const c10::OptionalDeviceGuard on(w.device_);
     const c10::Stream in = streamOf(stream);
     w.ends_.push_back({in, {copies, copies + count}, word, value});
     if (!w.stream_) {

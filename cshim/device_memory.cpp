@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <utility>
 
+#include <c10/core/DeviceGuard.h>
+
 #include "compat.hpp"
 #include "core.hpp"
 #include "device_work.hpp"
@@ -106,6 +108,7 @@ std::optional<std::string> DeviceWork::fault() const {
   if (!start_ || isInCapture() || forked()) {
     return std::nullopt;
   }
+  const c10::OptionalDeviceGuard on(device_);
   try {
     if (captureOf(current()) == Capture::kYes) {
       return std::nullopt;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -215,6 +216,7 @@ void DeviceWork::fail() noexcept {
 }
 
 void DeviceWork::recordEnd(const c10::Stream& stream) {
+  const c10::OptionalDeviceGuard on(device_);
   auto end = std::make_unique<c10::Event>(device_.type());
   end->record(stream);
   endEvents_.push_back(std::move(end));
@@ -242,10 +244,12 @@ bool DeviceWork::refusesCapture() const {
   if (captured_ || endEvents_.empty() || passed_.load(std::memory_order_acquire)) {
     return false;
   }
+  const c10::OptionalDeviceGuard on(device_);
   return captureOf(current()) == Capture::kYes;
 }
 
 void DeviceWork::join(const std::vector<c10::Stream>& streams) {
+  const c10::OptionalDeviceGuard on(streams.front().device());
   for (auto other = streams.begin() + 1; other != streams.end(); ++other) {
     c10::Event there(other->device_type());
     there.record(*other);
@@ -278,6 +282,7 @@ bool DeviceWork::blockCurrentStream() {
   if (!captured_ && passed_.load(std::memory_order_acquire)) {
     return true; // a stream that is being captured could not wait
   }
+  const c10::OptionalDeviceGuard on(device_);
   // For an operation in a graph, a stream that is not a part of the capture yet comes into it. Once the capture is over the device
   // refuses the event: a stream that launches the graph is behind the outputs in any case.
   try {
@@ -314,6 +319,7 @@ bool DeviceWork::passed() {
   if (forked()) {
     return false;
   }
+  const c10::OptionalDeviceGuard on(device_);
   if (captureOf(current()) == Capture::kYes) {
     return false;
   }
@@ -347,7 +353,8 @@ c10::Stream DeviceWork::stream() {
   if (joins_.empty()) {
     return stream_ ? *stream_ : current();
   }
-  const c10::Stream behind = orderingStream(device_); // later operations may hold up the streams of this one
+  const c10::OptionalDeviceGuard on(device_); // operations that were issued later may hold up the streams of this one
+  const c10::Stream behind = orderingStream(device_);
   for (const std::unique_ptr<c10::Event>& end : endEvents_) {
     end->block(behind);
   }

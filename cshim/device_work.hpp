@@ -1,7 +1,6 @@
 // device_work.hpp is the device's part of one call, which is one operation or several coalesced ones: sagecomm_bridge on c10's
 // streams and events. The core moves the memory of a device through pinned memory. While it issues the operation it queues
-// commands here. Nothing makes their device the current one: a device's guard goes to that of a stream by itself, as torch's Future
-// expects.
+// commands here.
 //
 // Where the streams of the device can wait for a word in host memory, the core queues the whole operation while it issues it,
 // and says in which stream it ends: it is *joined*. Whoever waits for it makes a stream wait and never blocks the host.

@@ -194,9 +194,9 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     }
   }
 
-  // A Work is made before the operation begins where making it later could fail too late (an asynchronous operation's
-  // tensors, one on a device and the memory of a sparse sum need an owner) or where the profiler range must enclose the
-  // operation.
+  // A Work is made before the operation begins where making it later could fail too late (the tensors of an asynchronous
+  // operation, or of one on a device, and the memory of a sparse sum need an owner) or where the profiler range must
+  // enclose the operation.
   const bool profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
   c10::intrusive_ptr<Work> work;
   const bool sparse = call.form == Call::Form::kSparse;

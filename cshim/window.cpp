@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/pybind11.h>
@@ -203,6 +204,7 @@ void CollectedCall::order() const {
   if (!stream) {
     return;
   }
+  const c10::OptionalDeviceGuard on(stream->device());
   const c10::Stream now = c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device());
   // A copy of an input may have been made, which the graph would not make again.
   if (captureOf(now) == Capture::kYes && !captured) {

@@ -24,8 +24,15 @@ class Collectives:
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Concatenates the ranks' tensors along `dim`."""
-        gathered: torch.Tensor = torch.ops.sagecomm.all_gather(input_, dim, self.device_group.group_name)
-        return gathered
+        if dim < 0:
+            dim += input_.dim()
+        size = input_.size()
+        output = input_.new_empty((self.world_size * size[0], *size[1:]))
+        dist.all_gather_into_tensor(output, input_.contiguous(), group=self.device_group)
+        if dim == 0:
+            return output
+        output = output.reshape((self.world_size, *size)).movedim(0, dim)
+        return output.reshape((*size[:dim], self.world_size * size[dim], *size[dim + 1 :]))
 
     def all_gatherv(
         self, input_: torch.Tensor | list[torch.Tensor], dim: int = 0, sizes: list[int] | None = None
