@@ -125,7 +125,11 @@ static look look_at_collectives(scr_group *g, const round_of *at, scr_incident *
     scr_extend(r, g->coll.stop);
     l.at_gate = r->at_gate || g->coll.external_head != NULL;
     if (at->check) rc = r->gate.external ? 0 : scr_check_wait(g, r, at->now); /* external ones are on the list */
+#ifdef SCR_MUTANT_EXTERNALS_UNSEEN
+    if (at->check && r->gate.external) rc = scr_external_check(g, at->now, &r);
+#else
     if (at->check && rc == 0 && g->coll.external_head != NULL) rc = scr_external_check(g, at->now, &r);
+#endif
     scr_begin_timeout(r, at->now);
     if (at->announce || rc > 0) {
       /* As in scr_relax(), the flag is read again after the word is stored. A peer that stores the flag later finds

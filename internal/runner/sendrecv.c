@@ -413,8 +413,13 @@ int scr_sendrecv_advance(scr_group *g, scr_run *r, int64_t until_ns) {
       scr_trace_step(g, r, s->op, began, w.k, rc);
       if (SCR_UNLIKELY(rc)) return rc;
     }
+#ifdef SCR_MUTANT_AVERAGE_LEFT_FIRST
+    if (r->coll.head >= m->max_lag) scr_leave_unit(r, r->coll.head - m->max_lag);
+    if (m->average && r->coll.head >= m->max_lag) average(&(where){g, r, r->coll.head - m->max_lag});
+#else
     if (m->average && r->coll.head >= m->max_lag) average(&(where){g, r, r->coll.head - m->max_lag});
     if (r->coll.head >= m->max_lag) scr_leave_unit(r, r->coll.head - m->max_lag);
+#endif
   }
   return SCR_FINISHED;
 }

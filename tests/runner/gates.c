@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "../../internal/runner/gates.h"
+#include "plans.h"
 #include "scenarios.h"
 
 #define MOST_UNITS 64
@@ -148,6 +149,40 @@ static void run(int n, waiting w, uint64_t seed, rank_fn *fn) {
 }
 
 void test_gates(int n, waiting w, uint64_t seed) { run(n, w, seed, gates); }
+
+#define AVERAGE_CHUNK 1024
+
+/* Messages carry sums, which each rank divides behind the last step: the device takes a unit only then. */
+static void averages(rank *r, void *arg) {
+  (void)arg;
+  for (int round = 0; round < 12; round++) {
+    uint64_t x = next_random(&r->random), n = 1 + x % (MOST_UNITS * AVERAGE_CHUNK / 4);
+    trip *t = new_trip(4 * n, AVERAGE_CHUNK, 0, x + (uint64_t)r->rank);
+    for (uint64_t i = 0; i < n; i++)
+      ((float *)(void *)t->from)[i] = (float)(int)(i % 1000 * (uint64_t)size) + (float)r->rank;
+    sagecomm_op op = operation(r, t, SAGECOMM_ALL_REDUCE);
+    op.dtype = SAGECOMM_FLOAT32;
+    op.reduce_op = SAGECOMM_AVG;
+    sagecomm_error err;
+    CHECK(pthread_create(&t->device, NULL, streams, t) == 0);
+    CHECK(call(r, &op, &err) == SAGECOMM_OK);
+    pthread_join(t->device, NULL);
+    for (uint64_t i = 0; i < n; i++) {
+      CHECK(((float *)(void *)t->to)[i] == (float)(int)(i % 1000 * (uint64_t)size) + (float)(size - 1) / 2);
+    }
+    free_trip(t);
+  }
+}
+
+void test_averages_at_gates(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 1) return;
+  for (int c = 0; c < SIZE_CLASSES; c++) {
+    choose(SAGECOMM_ALL_REDUCE, c, algorithm_named(SAGECOMM_ALL_REDUCE, "ring"), AVERAGE_CHUNK);
+  }
+  run(n, w, seed, averages);
+  choose_slots();
+}
 
 /* While the stream of an operation is late, operations on host memory go on, on the fast path, and no timeout begins. */
 static void late_device(rank *r, void *arg) {
@@ -371,6 +406,42 @@ static void external_compared(rank *r, void *arg) {
 
 void test_external_compared(int n, waiting w, uint64_t seed) {
   if (n > 1) run(n, w, seed, external_compared);
+}
+
+static void note_status(void *ctx, int32_t status, const sagecomm_error *err) {
+  (void)err;
+  atomic_store((_Atomic int32_t *)ctx, status);
+}
+
+/* The engine looks at external runs also while the first run in the queue waits at its gate: one that no peer makes times out. */
+static void external_before_a_gate(rank *r, void *arg) {
+  (void)arg;
+  if (r->rank == 0) {
+    trip *t = new_trip(64, 64, 0, 1), *late = new_trip(64, 64, 0, 1);
+    sagecomm_work work, behind;
+    sagecomm_error err;
+    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+    op.timeout_ns = 100 * 1000000;
+    atomic_store_explicit(&t->words.input_ready, 1, memory_order_release);
+    CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+    op = operation(r, late, SAGECOMM_ALL_REDUCE); /* its stream never reaches it */
+    CHECK(scr_issue(r->handle, &op, &behind, NULL, &err) == SAGECOMM_PENDING);
+    _Atomic int32_t status = SAGECOMM_PENDING;
+    CHECK(scr_on_done(work, note_status, (void *)&status, &err) == SAGECOMM_PENDING);
+    for (int64_t end = scr_now() + 20 * 1000000000LL; atomic_load(&status) == SAGECOMM_PENDING; sched_yield()) {
+      CHECK(scr_now() < end);
+    }
+    CHECK(atomic_load(&status) == SAGECOMM_TIMEOUT);
+    scr_release(work);
+    CHECK(complete(behind, &err) == SAGECOMM_TIMEOUT);
+    free_trip(t);
+    free_trip(late);
+  }
+  meet();
+}
+
+void test_external_before_a_gate(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_before_a_gate);
 }
 
 /* A library whose group is down is aborted: its kernel ends early, and the stream goes on. That is no success, also for a driver that

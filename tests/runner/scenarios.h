@@ -53,11 +53,13 @@ void test_fused(int size, waiting w, uint64_t seed);
 void test_fused_abort(int size, waiting w, uint64_t seed);
 /* gates.c */
 void test_gates(int size, waiting w, uint64_t seed);
+void test_averages_at_gates(int size, waiting w, uint64_t seed);
 void test_late_device(int size, waiting w, uint64_t seed);
 void test_gate_opens(int size, waiting w, uint64_t seed);
 void test_external(int size, waiting w, uint64_t seed);
 void test_external_compared(int size, waiting w, uint64_t seed);
 void test_external_mismatch(int size, waiting w, uint64_t seed);
+void test_external_before_a_gate(int size, waiting w, uint64_t seed);
 void test_external_cut(int size, waiting w, uint64_t seed);
 void test_external_void(int size, waiting w, uint64_t seed);
 void test_external_left(int size, waiting w, uint64_t seed);
