@@ -1,5 +1,6 @@
 // operators.cpp registers collectives as operators of torch, sagecomm::NAME, for programs that torch.compile() compiles and
-// that need the result at once. torch's own, _c10d_functional::NAME, are asynchronous: each needs a second operator that waits.
+// that need the result at once. torch's own, _c10d_functional::NAME, are asynchronous: each needs a second operator that waits. A
+// compiler takes out what has no use, so each rank has to use the result.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -11,10 +12,10 @@ namespace sagecomm {
 
 namespace {
 
-void wait(const c10::intrusive_ptr<c10d::Work>& work) {
-  if (work) { // a synchronous call of a coalescing window has none
-    work->wait();
-  }
+// A synchronous call has no Work while the group collects calls of a coalescing window.
+void wait(const char* name, const c10::intrusive_ptr<c10d::Work>& work) {
+  TORCH_CHECK(work, "sagecomm::", name, " is complete when it returns, so it cannot be a part of a coalescing window");
+  work->wait();
 }
 
 std::vector<c10::SymInt> gatheredSizes(const at::Tensor& input, int64_t ranks) {
@@ -26,7 +27,6 @@ std::vector<c10::SymInt> gatheredSizes(const at::Tensor& input, int64_t ranks) {
 
 // Turns the ranks' tensors, one behind the other along dimension 0, into their concatenation along `dim`.
 at::Tensor concatenated(const at::Tensor& gathered, const at::Tensor& input, int64_t dim, int64_t ranks) {
-  dim = c10::maybe_wrap_dim(dim, input.dim());
   if (dim == 0) {
     return gathered;
   }
@@ -46,23 +46,36 @@ void allReduce(const at::Tensor& tensor, const std::string& groupName) {
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.asyncOp = false;
-  wait(backendOf(*c10d::resolve_process_group(groupName), tensor)->allreduce(tensors, options));
+  wait("all_reduce_", backendOf(*c10d::resolve_process_group(groupName), tensor)->allreduce(tensors, options));
+}
+
+void allReduceWithoutDerivative(const at::Tensor& tensor, const std::string& groupName) {
+  TORCH_CHECK(
+      !at::GradMode::is_enabled() || !tensor.requires_grad(),
+      "sagecomm::all_reduce_ has no derivative: use torch.no_grad()");
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("sagecomm::all_reduce_", "")
+                             .typed<void(const at::Tensor&, const std::string&)>();
+  const at::AutoDispatchBelowADInplaceOrView below;
+  op.call(tensor, groupName);
 }
 
 void allReduceMeta(const at::Tensor& /*tensor*/, const std::string& /*groupName*/) {
 }
 
 at::Tensor allGather(const at::Tensor& input, int64_t dim, const std::string& groupName) {
+  dim = c10::maybe_wrap_dim(dim, input.dim()); // before the peers are kept waiting
   const auto group = c10d::resolve_process_group(groupName);
   at::Tensor gathered = input.new_empty_symint(gatheredSizes(input, group->getSize()));
   at::Tensor contiguous = input.contiguous();
   c10d::AllgatherOptions options;
   options.asyncOp = false;
-  wait(allGatherSingle(*backendOf(*group, input), gathered, contiguous, options));
+  wait("all_gather", allGatherSingle(*backendOf(*group, input), gathered, contiguous, options));
   return concatenated(gathered, input, dim, group->getSize());
 }
 
 at::Tensor allGatherMeta(const at::Tensor& input, int64_t dim, const std::string& groupName) {
+  dim = c10::maybe_wrap_dim(dim, input.dim());
   const int64_t ranks = c10d::resolve_process_group(groupName)->getSize();
   return concatenated(input.new_empty_symint(gatheredSizes(input, ranks)), input, dim, ranks);
 }
@@ -81,7 +94,7 @@ TORCH_LIBRARY_IMPL(sagecomm, CompositeExplicitAutograd, library) {
 }
 
 TORCH_LIBRARY_IMPL(sagecomm, Autograd, library) {
-  library.impl("all_reduce_", torch::autograd::autogradNotImplementedFallback());
+  library.impl("all_reduce_", allReduceWithoutDerivative);
   library.impl("all_gather", torch::autograd::autogradNotImplementedFallback());
 }
 

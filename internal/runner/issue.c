@@ -162,12 +162,11 @@ static int32_t run_here(scr_group *g, uint64_t handle, const sagecomm_op *op, ui
 static void begin_here(scr_group *g, scr_run *r) {
   scr_run *blocked;
   g->coll.spin_now = 0;
-  int64_t now = scr_now();
-  int rc = scr_drive(g, NULL, now + g->policy.begin_ns, &blocked);
-  bool first = rc == SCR_BLOCKED && blocked == r && g->lane == SCR_HOST_LANE;
-  if (first) atomic_store_explicit(&r->coll.left_ns, now, memory_order_relaxed);
-  if (first && atomic_load_explicit(&g->coll.waited_soon, memory_order_relaxed)) {
-    scr_drive_leave(g);
+  int rc = scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked);
+  bool can_wait = rc == SCR_BLOCKED && blocked == r && g->lane == SCR_HOST_LANE && !scr_run_owes(r);
+  if (can_wait) atomic_store_explicit(&r->coll.left_ns, scr_now(), memory_order_relaxed);
+  if (can_wait && atomic_load_explicit(&g->coll.waited_soon, memory_order_relaxed)) {
+    scr_drive_leave(g, r);
   } else {
     scr_drive_unlock(g); /* the next driver meets an incident again and reports it */
   }
@@ -177,7 +176,8 @@ static void begin_here(scr_group *g, scr_run *r) {
 static void learn_from(scr_group *g, scr_run *r) {
   if (atomic_load_explicit(&r->coll.left_ns, memory_order_relaxed) == 0) return;
   int64_t left = atomic_exchange_explicit(&r->coll.left_ns, 0, memory_order_relaxed);
-  bool soon = left != 0 && scr_now() - left < g->policy.soon_ns;
+  if (left == 0) return; /* another thread waits, too */
+  bool soon = scr_now() - left < g->policy.soon_ns;
   atomic_store_explicit(&g->coll.waited_soon, soon, memory_order_relaxed);
 }
 
@@ -322,10 +322,7 @@ int32_t scr_wait(sagecomm_work work, int64_t timeout_ns, sagecomm_error *err) {
 int32_t scr_test(sagecomm_work work) {
   scr_run *r = scr_in_child() ? NULL : scr_run_of(work);
   if (r == NULL || (atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) return 1;
-  scr_run_ref(r); /* another thread may release the handle */
-  scr_run *left = r->composite_of ? scr_composite_unfinished(r) : r;
-  if (left && atomic_exchange_explicit(&left->coll.left_ns, 0, memory_order_relaxed) != 0) scr_engine_wake();
-  scr_run_unref(r);
+  scr_see_to(r);
   return 0;
 }
 

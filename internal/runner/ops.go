@@ -190,8 +190,8 @@ func (w Work) OnDone(done func(*coll.Failure)) {
 		return
 	}
 	w.p.done = done
+	C.scr_test(w.p.handle) // nobody waits; behind onDone the handle may be released
 	w.p.onDone()
-	C.scr_test(w.p.handle) // nobody waits
 }
 
 func (p *pendingWork) onDone() {

@@ -26,15 +26,19 @@ void scr_drive_unlock(scr_group *g) {
   if (w & SCR_QUEUED) scr_engine_wake();
 }
 
-void scr_drive_leave(scr_group *g) {
+void scr_drive_leave(scr_group *g, const scr_run *r) {
   uint64_t w = atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_seq_cst);
-  if (w & SCR_DOWN) {
-    scr_engine_wake(); /* whoever has set it expects that of a driver */
+  if ((w & SCR_DOWN) || scr_word_seq(w) != r->coll.seq) {
+    scr_engine_wake(); /* another thread has set DOWN, or queued a run, and expects that of a driver */
   } else {
 #ifndef SCR_MUTANT_LEFT_UNWATCHED
     scr_engine_watch();
 #endif
   }
+}
+
+void scr_see_to(scr_run *r) {
+  if (atomic_exchange_explicit(&r->coll.left_ns, 0, memory_order_relaxed) != 0) scr_engine_wake();
 }
 
 /* ---- the queue ---- */

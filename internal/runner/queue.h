@@ -8,8 +8,10 @@
 bool scr_drive_lock(scr_group *g);
 /* Gives the lock back, and wakes the engine if the queue is not empty. */
 void scr_drive_unlock(scr_group *g);
-/* The same for a driver behind which a thread will wait: the engine is only to look once in a while. */
-void scr_drive_leave(scr_group *g);
+/* The same for a driver behind which a thread will wait for the run: the engine is only to look once in a while. */
+void scr_drive_leave(scr_group *g, const scr_run *r);
+/* Wakes the engine for a run that was left to a waiter, if none has come yet. Any thread may call it. */
+void scr_see_to(scr_run *r);
 /* Notes it if nobody has come soon to wait for the run at the head of the queue. Requires: the drive lock. */
 void scr_note_unattended(scr_group *g, int64_t now);
 /* Advances the queue. Returns SCR_IDLE when nothing is left, SCR_FINISHED when `until` is done, SCR_YIELDED when until_ns

@@ -48,7 +48,14 @@ def refused() -> None:
         gathered(torch.ones(2), 1)
     with pytest.raises(RuntimeError, match="nowhere"):
         torch.ops.sagecomm.all_reduce_(torch.ones(2), "nowhere")
+    with (
+        pytest.raises(RuntimeError, match="sagecomm::all_gather is complete when it returns"),
+        dist._coalescing_manager(),
+    ):
+        gathered(torch.ones(2), 0)
     leaf = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="sagecomm::all_reduce_ has no derivative"):
+        summed(leaf * 1)
     with pytest.raises(RuntimeError, match="derivative for sagecomm::all_gather is not implemented"):
         gathered(leaf, 0).sum().backward()
 

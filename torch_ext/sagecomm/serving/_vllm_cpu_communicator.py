@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.fx.node
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
 from sagecomm.serving._vllm_collectives import Collectives, Experts, Stages, all2all_manager
+
+
+# A compiled model calls them on every rank, whether a rank uses the result or not.
+for _operator in (torch.ops.sagecomm.all_reduce_.default, torch.ops.sagecomm.all_gather.default):
+    torch.fx.node.has_side_effect(_operator)
 
 
 class SagecommCpuCommunicator(Collectives, Experts, Stages, DeviceCommunicatorBase):
@@ -32,3 +38,8 @@ class SagecommCpuCommunicator(Collectives, Experts, Stages, DeviceCommunicatorBa
         operators, of which the first is asynchronous."""
         torch.ops.sagecomm.all_reduce_(input_, self.device_group.group_name)
         return input_
+
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Concatenates the ranks' tensors along `dim`."""
+        gathered: torch.Tensor = torch.ops.sagecomm.all_gather(input_, dim, self.device_group.group_name)
+        return gathered
