@@ -11,6 +11,7 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // In these tests links at first need come late, or not at all.
@@ -216,6 +217,32 @@ func TestExitWithoutALink(t *testing.T) {
 	case <-time.After(hangAfter):
 		require.Fail(t, "the network does not end")
 	}
+	w.destroy()
+}
+
+// A process that owes something to one that is dead, and at whose port nobody listens, does not go on as for one that is late.
+func TestExitBehindADeadRank(t *testing.T) {
+	quick.Skip(t, "it waits between attempts")
+	real := neededWait.Swap(int64(10 * hangAfter))
+	t.Cleanup(func() { neededWait.Store(real) })
+	w := newLargeWorld(t, "012345")
+	far := farthest(t, w)
+	nowhere(t, w.groups[0], far)
+	nowhere(t, w.groups[far], 0)
+	n, p := w.groups[0].links.network, Get()
+	require.NoError(t, asError(message(w.groups[0], coll.Send, far, 100)))
+	require.NoError(t, w.groups[0].Destroy())
+	require.True(t, n.set.AwaitsLinks())
+	p.networks.mu.Lock()
+	p.endNetwork(n)
+	ended := p.networks.ending[n]
+	p.networks.mu.Unlock()
+	select {
+	case <-ended:
+	case <-time.After(hangAfter):
+		require.Fail(t, "the network does not end")
+	}
+	neededWait.Store(real)
 	w.destroy()
 }
 

@@ -111,6 +111,10 @@ func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *ar
 		return waits
 	}
 	wanted, _ := set.Wants(l.number, peer, rank)
+	left := func() bool {
+		wanted, waits := set.Wants(l.number, peer, rank)
+		return wanted && !waits
+	}
 	err := errors.New("internal error: a panic, whose stack is on standard error")
 	defer func() {
 		switch {
@@ -132,7 +136,7 @@ func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *ar
 		})
 	}()
 	var link *tcp.Link
-	if link, err = l.linkTo(ctx, to, time.Duration(neededWait.Load())); err == nil {
+	if link, err = l.linkTo(ctx, to, time.Duration(neededWait.Load()), left); err == nil {
 		set.Meet(link, l.number, to.ranks[0])
 		err = link.Err() // then it may carry nothing
 	}
