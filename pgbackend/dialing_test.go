@@ -221,3 +221,17 @@ func TestNobodyListensToWhoHasLeft(t *testing.T) {
 	_, err = l.linkTo(ctx, to, 10*hangAfter, func() bool { return true })
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+// Who asks another process for a link stops when the link is not needed any more, also before it has begun.
+func TestLinkThatIsNotNeededIsNotAskedFor(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := 0
+	ask := func() {
+		asked++
+		cancel()
+	}
+	askForLink(ctx, ask)
+	require.Equal(t, 1, asked)
+	askForLink(ctx, ask)
+	require.Equal(t, 1, asked)
+}

@@ -246,6 +246,15 @@ func TestExitBehindADeadRank(t *testing.T) {
 	w.destroy()
 }
 
+// The words of a monitored barrier that has failed need no link either.
+func TestNoLinksForTheWordsOfAFailure(t *testing.T) {
+	w := newLargeWorld(t, "012345")
+	g, far := w.groups[0], farthest(t, w)
+	g.Abort("the end of the test")
+	require.NotContains(t, g.missingFrom(1), far)
+	require.Nil(t, g.links.needed.making)
+}
+
 // A group that has failed needs no links any more: none is made that a diagnosis has wanted, and memory is given back although there is no link.
 func TestNoLinksBehindAFailure(t *testing.T) {
 	w := newLargeWorld(t, twelve)

@@ -119,7 +119,7 @@ func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *ar
 	defer func() {
 		switch {
 		case needed.Err() != nil:
-			set.Forgo(l.number, rank)
+			set.ForgoOne(l.number, peer, rank)
 		case err != nil && !again && wanted:
 			set.Unreachable(l.number, peer, rank, err)
 		}
@@ -167,7 +167,7 @@ func (l *groupLinks) dialNeeded(ctx context.Context, to linkedProcess) (*tcp.Lin
 func askForLink(ctx context.Context, ask func()) {
 	again := time.NewTicker(wantEvery)
 	defer again.Stop()
-	for {
+	for ctx.Err() == nil {
 		ask()
 		select {
 		case <-again.C:

@@ -49,8 +49,15 @@ func TestForgo(t *testing.T) {
 		require.False(t, w.a.pair.Open())
 		w.a.Forgo(6, 0)
 		w.a.Forgo(5, 1)
+		w.a.ForgoOne(6, w.b.id, 0)
+		w.a.ForgoOne(5, w.a.id, 0)
+		w.a.ForgoOne(5, w.b.id, 1)
 		require.True(t, w.wants())
-		w.a.Forgo(5, 0)
+		if linked {
+			w.a.Forgo(5, 0)
+		} else {
+			w.a.ForgoOne(5, w.b.id, 0)
+		}
 		require.False(t, w.wants())
 		if linked {
 			var stated atomic.Bool
