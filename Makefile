@@ -269,7 +269,7 @@ $(frameworks)/.ready: $(root)/requirements-frameworks.txt $(root)/tools/test-fra
 # docs/vllm.md. vLLM's build for CPU needs another torch than .venv has, and so an extension built for that: about 7 GB.
 vllm := $(root)/build/vllm
 .PHONY: test-vllm
-test-vllm: build $(vllm)/.ready ## serve a small model with vLLM on CPU: WHAT="contract tokens kill measure"
+test-vllm: build $(vllm)/.ready ## serve a small model with vLLM on CPU: WHAT="bindings contract tokens kill measure"
 	WHAT='$(WHAT)' $(root)/tools/test-vllm $(vllm)
 
 $(vllm)/.ready: $(root)/requirements-vllm.txt $(root)/tools/test-vllm $(root)/tests/python/vllm_needs.py \

@@ -43,8 +43,8 @@ static bool goes_on(const job *shrink) {
   return any;
 }
 
-/* Whether a shrink aborts the parent. The user's thread asks, so nothing that is called later counts. The core waits
- * for streams. */
+/* Whether a shrink aborts the parent. The user's thread asks, so nothing that it calls later counts, but what another
+ * thread calls meanwhile may. The core waits for streams. */
 static bool is_outstanding(const job *shrink) {
   sagecomm_error none;
   pthread_mutex_lock(&comm_lock);
@@ -172,7 +172,7 @@ static facade_result await_turn(job *j) {
                  "sagecomm: the communicator was aborted before its split, shrink or finalization began");
   if (!given_up_for)
     split_dropped(j, ended == CANCELLED_BY_GROUP ? FACADE_REASON_ANOTHER
-                                                 : "the new communicator was aborted before its split began");
+                                                 : "the new communicator was aborted before its split or shrink began");
   if (j->blocking) join_dropped(j);
   return result;
 }

@@ -3,9 +3,9 @@ package pgbackend
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"sagecomm/internal/coll"
+	"sagecomm/internal/runner"
 )
 
 // This file words the failures of control exchanges. [Group.fail] fills in the group and the culprit's process.
@@ -44,13 +44,12 @@ func (x *controlExchange) corrupted(peer int, what string) *coll.Failure {
 // timedOut returns the failure of a timeout. Its message has the words of Group.timeout.
 func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 	g := x.g
-	until := time.Now().Add(g.diagnosisTime())
-	g.askRemotes(until)
 	d := diagnosis{g, g.run}
+	until := d.askFor(runner.Incident{Code: runner.Timeout, Peer: missing[0]})
 	e := d.evidence(until)
 	var absent []int // taken with the evidence: a rank may have come while others were asked
-	for rank, e := range x.entries {
-		if rank != g.rank && e.posted.Load() < x.first && !d.isUnmet(rank) {
+	for rank, entry := range x.entries {
+		if rank != g.rank && entry.posted.Load() < x.first && !e.isUnmet(rank) {
 			absent = append(absent, rank)
 		}
 	}
@@ -64,8 +63,9 @@ func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 		what = d.notArrived(e, absent, f.Rank)
 	} else {
 		f.Rank = e.holdsUp(missing)
-		what = "all ranks have arrived, but " + d.standsStill(e, f.Rank, e.silentOf(missing))
+		what = e.all() + " have arrived, but " + d.standsStill(e, f.Rank, e.silentOf(missing))
 	}
+	g.letOthersTell(f, until)
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s timed out after its timeout of %v in %v; %s; every rank must come to it: look at what that rank does, and raise the timeout if it is only slow",
 		g.title(), g.number(g.rank), x.timeout, x, what)
 	return f

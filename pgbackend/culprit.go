@@ -62,17 +62,30 @@ func (e evidence) silentRanks() (list []int) {
 // isUnmet reports whether there was no link to a rank in time. Such a rank is never the culprit: it may have done all that it is to do.
 func (e evidence) isUnmet(rank int) bool { return e.unmet != nil && e.unmet[rank] }
 
+// unmetPeer reports whether nothing is known of the peer of a p2p operation, since there was no link to it in time.
+func (e evidence) unmetPeer(t runner.Incident) bool {
+	return t.Peer >= 0 && !t.Sent && !t.Op.OfSparse() && e.isUnmet(t.Peer)
+}
+
 func (e evidence) anyUnmet() bool { return slices.Contains(e.unmet, true) }
+
+// all is the begin of a sentence about what all ranks have done, as far as that is known.
+func (e evidence) all() string {
+	if e.anyUnmet() { // the sentence names them
+		return "all other ranks"
+	}
+	return "all ranks"
+}
 
 // silentOf returns those of ranks that do not answer.
 func (e evidence) silentOf(ranks []int) []int {
 	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return !e.silent[rank] })
 }
 
-// absent returns the ranks that have not begun a collective, but for those of which nothing is known, and the culprit, which comes first if it is one of them. awaited is the rank that
-// this rank waits for, or -1: its own operation has not started, so it waits for none. The culprit is the furthest behind, and the others may
-// wait for it in an earlier collective. How far a silent rank is, is not known, so it counts as the culprit if all others wait. -1: that
-// cannot be told apart.
+// absent returns the ranks that have not begun a collective, but for those of which nothing is known, and the culprit, which comes first if it
+// is one of them. awaited is the rank that this rank waits for, or -1: its own operation has not started, so it waits for none. The culprit is
+// the furthest behind, and the others may wait for it in an earlier collective. How far a silent rank is, is not known, so it counts as the
+// culprit if all others wait. -1: that cannot be told apart.
 func (e evidence) absent(sequence uint64, awaited int) (list []int, culprit int) {
 	for rank := range e.size {
 		if rank != e.rank && e.last[rank] < sequence && !e.isUnmet(rank) {
@@ -291,12 +304,17 @@ func (g diagnosis) unmet(e evidence) string {
 	return text + ", to which no links were made in time,"
 }
 
+// unknownOf is the end of a sentence about what ranks have done, "" where that is known of all.
+func (g diagnosis) unknownOf(e evidence) string {
+	if !e.anyUnmet() {
+		return ""
+	}
+	return fmt.Sprintf("; of %s that is not known", g.unmet(e))
+}
+
 // notArrived is the end of a sentence about ranks that have not arrived. culprit is what absent has returned.
 func (g diagnosis) notArrived(e evidence, absent []int, culprit int) string {
-	text := "not arrived: " + g.lastCalls(e, absent)
-	if e.anyUnmet() {
-		text += fmt.Sprintf("; of %s that is not known", g.unmet(e))
-	}
+	text := "not arrived: " + g.lastCalls(e, absent) + g.unknownOf(e)
 	if culprit < 0 || slices.Contains(absent, culprit) {
 		return text
 	}

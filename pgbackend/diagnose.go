@@ -244,6 +244,9 @@ func (g diagnosis) givenUp(t runner.Incident, until time.Time, waited time.Durat
 func (g diagnosis) incomplete(e evidence, t runner.Incident, how string) *coll.Failure {
 	f := g.failureOf(coll.Timeout, t.Peer, t)
 	if !t.Op.Kind.Collective() {
+		if e.unmetPeer(t) {
+			f = g.failureOf(coll.Timeout, -1, t)
+		}
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s %s in %s: %s", g.title(), g.number(g.rank), how, t.Op.Describe(0), g.unmatched(e, t))
 		return f
 	}
@@ -255,13 +258,13 @@ func (g diagnosis) incomplete(e evidence, t runner.Incident, how string) *coll.F
 		what = g.notArrived(e, absent, culprit)
 	} else if late := g.late(e, t.Sequence); late >= 0 {
 		*f = *g.failureOf(coll.Timeout, late, t)
-		what = fmt.Sprintf("all ranks have called it, but the stream of %s has not reached it: its device is busy with earlier work, or waits for something", g.who(late))
+		what = fmt.Sprintf("%s have called it, but the stream of %s has not reached it: its device is busy with earlier work, or waits for something%s", e.all(), g.who(late), g.unknownOf(e))
 	} else if t.Peer == g.rank && (!e.library || len(e.silentRanks()) == 0) { // at its own gate
-		what = fmt.Sprintf("%s does not end it: its device is busy with earlier work, or waits for something", g.ownStream(e))
+		what = fmt.Sprintf("%s does not end it: its device is busy with earlier work, or waits for something%s", g.ownStream(e), g.unknownOf(e))
 	} else {
 		behind := e.behind(t.Peer, nil)
 		*f = *g.failureOf(coll.Timeout, behind, t)
-		what = "all ranks have arrived, but " + g.standsStill(e, behind, e.silentRanks())
+		what = e.all() + " have arrived, but " + g.standsStill(e, behind, e.silentRanks())
 	}
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s %s in %s; %s", g.title(), g.number(g.rank), how, t.Op.Describe(t.Sequence), what)
 	return f
@@ -270,7 +273,7 @@ func (g diagnosis) incomplete(e evidence, t runner.Incident, how string) *coll.F
 // ownStream is the begin of a sentence about the stream of this rank, which has reached what all ranks have called.
 func (g diagnosis) ownStream(e evidence) string {
 	if len(e.silentRanks()) > 0 { // of whose streams that is not known
-		return fmt.Sprintf("all ranks have called it, but the stream of %s", g.who(g.rank))
+		return fmt.Sprintf("%s have called it, but the stream of %s", e.all(), g.who(g.rank))
 	}
 	return fmt.Sprintf("the streams of all ranks have reached it, but that of %s", g.who(g.rank))
 }
@@ -292,6 +295,9 @@ func (g diagnosis) unmatched(e evidence, t runner.Incident) string {
 		return fmt.Sprintf("%s has called the matching send, but its payload has not come: the stream of its device has not reached the send, or that rank does not go on", g.who(t.Peer))
 	case t.Op.Root == coll.AnySource:
 		return "no rank has completed a matching send; make both calls with the same tag" + onDevices
+	case e.unmetPeer(t):
+		return fmt.Sprintf("no link to %s was made in time, so it is not known whether it has called the matching %v; make both calls with the same tag%s, or look at the log of that rank",
+			g.who(t.Peer), counterpart, onDevices)
 	}
 	return fmt.Sprintf("%s has not completed the matching %v, and it %s; make both calls with the same tag%s, or look at the log of that rank",
 		g.who(t.Peer), counterpart, g.lastCall(t.Peer, e.last[t.Peer], e.silent[t.Peer]), onDevices)

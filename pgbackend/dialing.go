@@ -67,9 +67,10 @@ func notInTime(to linkedProcess, all []error) string {
 }
 
 // linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again, for a time at
-// least: a link at first need is dialed for longer than one of the rendezvous. The error has the reasons of the last attempt that ended by itself, if
-// there is one.
-func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, atLeast time.Duration) (link *tcp.Link, err error) {
+// least: a link at first need is dialed for longer than one of the rendezvous. It is not where left reports that the rank has left, and nobody listens at
+// the other end: a process that needs the link keeps its port open. The error has the reasons of the last attempt that ended by itself, if there is one.
+// left may be nil.
+func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, atLeast time.Duration, left func() bool) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	began := time.Now()
 	if bytes.Compare(n.id[:], id[:]) > 0 {
@@ -94,7 +95,8 @@ func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, atLeast time.
 		case !everywhere(err, refused):
 			link = n.node.Await(ctx, id, otherWay)
 		}
-		final := !mayPass(err, time.Since(began)) && (everywhere(err, refused) || time.Since(began) >= atLeast)
+		shut := left != nil && everywhere(err, isAny(unix.ECONNREFUSED)) && left()
+		final := !mayPass(err, time.Since(began)) && (shut || everywhere(err, refused) || time.Since(began) >= atLeast)
 		if link == nil && (ctx.Err() != nil || final) {
 			return nil, errors.Join(ctx.Err(), cmp.Or(why, err))
 		}

@@ -115,7 +115,7 @@ func TestLinkThatIsNotMadeInTime(t *testing.T) {
 	l, to, told := dialerTo(t, silent)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err = l.linkTo(ctx, to, 0)
+	_, err = l.linkTo(ctx, to, 0, nil)
 	f := told(err)
 	require.NoError(t, expect(f, coll.Timeout, "it was not made in time: the process there is stopped, or the network between drops packets: "+silent.Addr().String()+": ", "i/o timeout"))
 	require.NotContains(t, f.Message, "context deadline exceeded")
@@ -157,7 +157,7 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 					_ = accepted.Close()
 				}
 			}()
-			_, err = l.linkTo(ctx, to, c.atLeast)
+			_, err = l.linkTo(ctx, to, c.atLeast, nil)
 			require.Error(t, err)
 			require.Equal(t, c.refused, errors.Is(err, handshake.ErrRefused), "%v", err)
 			require.Equal(t, !c.refused, errors.Is(err, unix.ECONNRESET), "%v", err)
@@ -175,9 +175,63 @@ func TestNobodyListens(t *testing.T) {
 	require.NoError(t, listener.Close())
 	for _, atLeast := range []time.Duration{0, otherWay + otherWay/2} {
 		began := time.Now()
-		_, err = l.linkTo(t.Context(), to, atLeast)
+		_, err = l.linkTo(t.Context(), to, atLeast, nil)
 		require.ErrorIs(t, err, unix.ECONNREFUSED)
 		require.GreaterOrEqual(t, time.Since(began), atLeast)
 	}
 	require.Empty(t, l.network.dials)
+}
+
+// Where the rank has left, that ends sooner: who does not listen needs nothing. Where another address does not answer, it goes on.
+func TestNobodyListensToWhoHasLeft(t *testing.T) {
+	quick.Skip(t, "it waits between attempts")
+	shut, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l, to, _ := dialerTo(t, shut)
+	require.NoError(t, shut.Close())
+	asked := 0
+	ctx, cancel := context.WithTimeout(t.Context(), hangAfter)
+	defer cancel()
+	_, err = l.linkTo(ctx, to, 10*hangAfter, func() bool { // it leaves while it is dialed
+		asked++
+		return asked == 2
+	})
+	require.ErrorIs(t, err, unix.ECONNREFUSED)
+	require.NoError(t, ctx.Err())
+	require.Equal(t, 2, asked)
+
+	closes, err := net.Listen("tcp", "127.0.0.1:0") // each connection, which is no refusal
+	require.NoError(t, err)
+	defer func() { _ = closes.Close() }()
+	to.at.At = append(to.at.At, closes.Addr().(*net.TCPAddr).AddrPort())
+	attempts := 0
+	go func() {
+		for {
+			accepted, err := closes.Accept()
+			if err != nil {
+				return
+			}
+			if attempts++; attempts == 2 {
+				cancel()
+			}
+			_ = accepted.(*net.TCPConn).SetLinger(0)
+			_ = accepted.Close()
+		}
+	}()
+	_, err = l.linkTo(ctx, to, 10*hangAfter, func() bool { return true })
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// Who asks another process for a link stops when the link is not needed any more, also before it has begun.
+func TestLinkThatIsNotNeededIsNotAskedFor(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := 0
+	ask := func() {
+		asked++
+		cancel()
+	}
+	askForLink(ctx, ask)
+	require.Equal(t, 1, asked)
+	askForLink(ctx, ask)
+	require.Equal(t, 1, asked)
 }

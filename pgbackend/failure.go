@@ -115,12 +115,25 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 		return
 	}
 	g.incidents.declare(g, func() *coll.Failure {
-		until := time.Now().Add(g.diagnosisTime())
 		d := diagnosis{g, lane}
-		d.askAwaited(t.Peer)
-		g.askRemotes(until)
-		return d.diagnose(t, until)
+		until := d.askFor(t)
+		f := d.diagnose(t, until)
+		g.letOthersTell(f, until)
+		return f
 	})
+}
+
+// letOthersTell waits for the cause of another rank where the diagnosis of a timeout, which could go on until a time, has found no culprit, and links are
+// made at first need: the first record is the cause of all, and who has the link to the culprit knows more. Ranks that wait for each other time out at
+// about the same time.
+func (g *Group) letOthersTell(f *coll.Failure, until time.Time) {
+	if f.Status != coll.Timeout || f.Rank >= 0 || !g.makesLinks() {
+		return
+	}
+	select {
+	case <-g.announced:
+	case <-time.After(time.Until(until.Add(stateLimit))):
+	}
 }
 
 // incidents declares the first incident of a group over several hosts.

@@ -287,7 +287,7 @@ func TestFinishBesideQuestions(t *testing.T) {
 						default:
 						}
 						if f := groups[0].run.Error(); (f != nil) != fails {
-							t.Error(f)
+							t.Errorf("the failure is %v, expected one: %t", f, fails)
 							return
 						}
 					}

@@ -11,6 +11,7 @@ import (
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
+	"sagecomm/tests/quick"
 )
 
 // In these tests links at first need come late, or not at all.
@@ -59,10 +60,9 @@ func TestTimeoutWithoutLinks(t *testing.T) {
 			if !found {
 				return nil
 			}
-			d, until := diagnosis{g, g.run}, time.Now().Add(g.diagnosisTime())
-			d.askAwaited(t.Peer)
-			g.askRemotes(until)
-			return d.timeout(d.evidence(until), t)
+			t.Code = runner.Timeout
+			d := diagnosis{g, g.run}
+			return d.timeout(d.evidence(d.askFor(t)), t)
 		}) {
 			if f == nil {
 				continue
@@ -84,6 +84,49 @@ func TestTimeoutWithoutLinks(t *testing.T) {
 		require.True(t, late || unmet > 0)
 		return late
 	})
+}
+
+// Who finds no culprit since links are missing lets those tell it that have them, so it is the cause of all.
+func TestOthersTellTheCulprit(t *testing.T) {
+	patient(t, time.Second)
+	notLate(t, func(t *testing.T) (late bool) {
+		w := newLargeWorld(t, twelve)
+		defer w.destroy()
+		absent := farthest(t, w)
+		defer holdDials(t, w)()
+		var works []runner.Work
+		for rank, g := range w.groups {
+			if rank != absent {
+				require.NoError(t, g.SetTimeout(100*time.Millisecond))
+				work, f := sumAsync(g, 1000)
+				require.Nil(t, f)
+				works = append(works, work)
+			}
+		}
+		for _, work := range works {
+			f := finish(work)
+			require.NotNil(t, f)
+			late = late || f.Rank != absent
+			work.Release()
+		}
+		return late
+	})
+}
+
+// A timeout where links are made at first need has more time, for who is asked first. Nothing else has.
+func TestTimeOfADiagnosis(t *testing.T) {
+	patient(t, opTimeout)
+	few, all := newLargeWorld(t, "012345").groups[0], newHostsWorld(t, "01").groups[0]
+	for _, c := range []struct {
+		g     *Group
+		code  runner.Code
+		first time.Duration
+	}{{few, runner.Timeout, stateLimit / 2}, {few, runner.Mismatch, 0}, {all, runner.Timeout, 0}} {
+		began := time.Now()
+		took := diagnosis{c.g, c.g.run}.askFor(runner.Incident{Code: c.code, Peer: 1}).Sub(began)
+		require.GreaterOrEqual(t, took, diagnosisLimit+c.first)
+		require.Less(t, took, diagnosisLimit+c.first+stateLimit/2)
+	}
 }
 
 // Rank 3 waits in collective #5 for rank 0, and there was no link in time to some ranks.
@@ -163,6 +206,20 @@ func TestWordsForRanksWithoutLinks(t *testing.T) {
 	require.Regexp(t, `^not arrived: rank 2 \([^;]*; of rank 1 \([^()]*\), to which no link was made in time, that is not known$`, d.notArrived(e, []int{2}, 2))
 	require.Regexp(t, `^of rank 1 \([^()]*\), to which no link was made in time, that is not known; rank 2 \([^()]*\) does not go on$`, d.standsStill(e, 2, nil))
 	require.Regexp(t, `^of rank 1 \([^()]*\), to which no link was made in time, that is not known$`, d.standsStill(e, -1, []int{1}))
+	for peer, text := range map[int]string{
+		1: `^sagecomm: group "[^"]*": rank 3 times out in recv \(.*\): no link to rank 1 \([^()]*\) was made in time, so it is not known whether it has called the matching send; make both`,
+		0: `^sagecomm: group "[^"]*": rank 3 times out in recv \(.*\): rank 0 \([^()]*\) has not completed the matching send, and it `,
+	} {
+		f := d.incomplete(e, runner.Incident{Code: runner.Timeout, Peer: peer, Op: coll.Op{Kind: coll.Recv, Type: coll.Uint8, Root: peer}}, "times out")
+		require.Regexp(t, text, f.Message)
+		require.Equal(t, peer == 1, f.Rank == -1)
+	}
+	sum := runner.Incident{Code: runner.Timeout, Peer: 1, Sequence: 1, Op: coll.Op{Kind: coll.AllReduce, Type: coll.Float32}}
+	e = known{last: []uint64{1, 0, 1, 1}, awaits: make([]int, 4), unmet: []int{1}}.evidence(3)
+	require.Regexp(t, `; all other ranks have arrived, but of rank 1 \([^()]*\), to which no link was made in time, that is not known$`, d.incomplete(e, sum, "times out").Message)
+	sum.Peer = 3 // it waits for its own device
+	require.Regexp(t, `; all other ranks have called it, but the stream of rank 3 \(.*; of rank 1 \([^()]*\), to which no link was made in time, that is not known$`,
+		d.incomplete(e, sum, "times out").Message)
 	e = known{last: []uint64{1, 0, 0, 1}, awaits: make([]int, 4), silent: []int{0}, unmet: []int{1, 2}}.evidence(3)
 	require.Regexp(t, `^of rank 1 \(.*\), rank 2 \(.*\), to which no links were made in time, that is not known; rank 0 \(.*\) does not answer: it may be stopped, or its host busy$`,
 		d.standsStill(e, -1, e.silentRanks()))
@@ -217,6 +274,41 @@ func TestExitWithoutALink(t *testing.T) {
 		require.Fail(t, "the network does not end")
 	}
 	w.destroy()
+}
+
+// A process that owes something to one that is dead, and at whose port nobody listens, does not go on as for one that is late.
+func TestExitBehindADeadRank(t *testing.T) {
+	quick.Skip(t, "it waits between attempts")
+	real := neededWait.Swap(int64(10 * hangAfter))
+	t.Cleanup(func() { neededWait.Store(real) })
+	w := newLargeWorld(t, "012345")
+	far := farthest(t, w)
+	nowhere(t, w.groups[0], far)
+	nowhere(t, w.groups[far], 0)
+	n, p := w.groups[0].links.network, Get()
+	require.NoError(t, asError(message(w.groups[0], coll.Send, far, 100)))
+	require.NoError(t, w.groups[0].Destroy())
+	require.True(t, n.set.AwaitsLinks())
+	p.networks.mu.Lock()
+	p.endNetwork(n)
+	ended := p.networks.ending[n]
+	p.networks.mu.Unlock()
+	select {
+	case <-ended:
+	case <-time.After(hangAfter):
+		require.Fail(t, "the network does not end")
+	}
+	neededWait.Store(real)
+	w.destroy()
+}
+
+// The words of a monitored barrier that has failed need no link either.
+func TestNoLinksForTheWordsOfAFailure(t *testing.T) {
+	w := newLargeWorld(t, "012345")
+	g, far := w.groups[0], farthest(t, w)
+	g.Abort("the end of the test")
+	require.NotContains(t, g.missingFrom(1), far)
+	require.Nil(t, g.links.needed.making)
 }
 
 // A group that has failed needs no links any more: none is made that a diagnosis has wanted, and memory is given back although there is no link.

@@ -66,7 +66,7 @@ func (g *Group) startLinking(deadline time.Time) *linking {
 				}
 			}()
 			var link *tcp.Link
-			if link, err = g.links.linkTo(ctx, p, 0); err == nil {
+			if link, err = g.links.linkTo(ctx, p, 0, nil); err == nil {
 				l.mu.Lock()
 				l.links[i] = link
 				l.mu.Unlock()

@@ -53,15 +53,17 @@ func (g diagnosis) keepAbsent(sequence uint64, ranks []int) {
 const monitoredLimit = 100 * time.Millisecond
 
 // missingFrom returns the ranks that have not begun a collective of the host lane, in rising order. Ranks of other hosts are only asked if another
-// rank has diagnosed its timeout. Of one that does not answer it is not known then, so it is left out: whom the diagnosis has found, its failure says.
-// Requires: the group is acquired.
+// rank has diagnosed its timeout, and there is a link to them: a group that has failed makes no more. Of one that does not answer it is not known then, so
+// it is left out: whom the diagnosis has found, its failure says.
+// Requires: the group is acquired, and has failed.
 func (g *Group) missingFrom(sequence uint64) (list []int) {
 	if known := g.incidents.missing.Load(); known != nil && known.sequence == sequence {
 		return slices.Sorted(slices.Values(known.ranks))
 	}
-	unanswered := g.ask(monitoredLimit, g.remoteRanks()...)
+	unlinked := func(rank int) bool { return g.isRemote(rank) && !g.remotes[rank].pair.HasLink() }
+	unanswered := g.ask(monitoredLimit, slices.DeleteFunc(g.remoteRanks(), unlinked)...)
 	for rank := range g.size {
-		if rank != g.rank && !slices.Contains(unanswered, rank) && (diagnosis{g, g.run}).begun(rank) < sequence {
+		if rank != g.rank && !unlinked(rank) && !slices.Contains(unanswered, rank) && (diagnosis{g, g.run}).begun(rank) < sequence {
 			list = append(list, rank)
 		}
 	}

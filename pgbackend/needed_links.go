@@ -111,11 +111,15 @@ func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *ar
 		return waits
 	}
 	wanted, _ := set.Wants(l.number, peer, rank)
+	left := func() bool {
+		wanted, waits := set.Wants(l.number, peer, rank)
+		return wanted && !waits
+	}
 	err := errors.New("internal error: a panic, whose stack is on standard error")
 	defer func() {
 		switch {
 		case needed.Err() != nil:
-			set.Forgo(l.number, rank)
+			set.ForgoOne(l.number, peer, rank)
 		case err != nil && !again && wanted:
 			set.Unreachable(l.number, peer, rank, err)
 		}
@@ -132,7 +136,7 @@ func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *ar
 		})
 	}()
 	var link *tcp.Link
-	if link, err = l.linkTo(ctx, to, time.Duration(neededWait.Load())); err == nil {
+	if link, err = l.linkTo(ctx, to, time.Duration(neededWait.Load()), left); err == nil {
 		set.Meet(link, l.number, to.ranks[0])
 		err = link.Err() // then it may carry nothing
 	}
@@ -163,7 +167,7 @@ func (l *groupLinks) dialNeeded(ctx context.Context, to linkedProcess) (*tcp.Lin
 func askForLink(ctx context.Context, ask func()) {
 	again := time.NewTicker(wantEvery)
 	defer again.Stop()
-	for {
+	for ctx.Err() == nil {
 		ask()
 		select {
 		case <-again.C:

@@ -27,21 +27,22 @@ const (
 	longestAskPause = 50 * time.Millisecond // between questions to one rank in a diagnosis
 )
 
-// diagnosisTime is diagnosisLimit, and the time to ask first whom this rank waits for (askAwaited).
-func (g *Group) diagnosisTime() time.Duration {
-	if g.makesLinks() {
-		return diagnosisLimit + stateLimit/2
+// askFor asks ranks of other hosts for what the diagnosis of an incident needs, and returns until when that may go on. Where links are made at first
+// need, a timeout first asks whom this rank waits for, and has more time for that.
+// Requires: the group is acquired.
+func (g diagnosis) askFor(t runner.Incident) (until time.Time) {
+	if until = time.Now().Add(diagnosisLimit); g.makesLinks() && t.Code == runner.Timeout {
+		until = until.Add(stateLimit / 2)
+		g.askAwaited(t.Peer)
 	}
-	return diagnosisLimit
+	g.askRemotes(until)
+	return until
 }
 
 // askAwaited asks the rank that this one waits for, and then the one that that waits for, as far as that leads within half of stateLimit: where links
 // are made at first need, these links come before those to all others.
 // Requires: the group is acquired.
 func (g diagnosis) askAwaited(awaited int) {
-	if !g.makesLinks() {
-		return
-	}
 	seen := map[int]bool{g.rank: true}
 	for until := time.Now().Add(stateLimit / 2); awaited >= 0 && !seen[awaited]; awaited = g.run.Awaits(awaited) {
 		seen[awaited] = true

@@ -304,13 +304,12 @@ func (g *Group) unfinishedHere(what string, waited time.Duration) *coll.Failure 
 		if !found {
 			continue
 		}
-		until := time.Now().Add(awakeFor)
+		d, until := diagnosis{g, l.run}, time.Now().Add(awakeFor)
 		if g.arbiter != nil {
-			until = time.Now().Add(g.diagnosisTime())
-			diagnosis{g, l.run}.askAwaited(t.Peer)
-			g.askRemotes(until)
+			t.Code = runner.Timeout
+			until = d.askFor(t)
 		}
-		return diagnosis{g, l.run}.givenUp(t, until, waited)
+		return d.givenUp(t, until, waited)
 	}
 	return &coll.Failure{Status: coll.Timeout, Rank: -1, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q: %s has operations %s", g.title(), g.number(g.rank), what)}

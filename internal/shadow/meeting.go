@@ -170,11 +170,24 @@ func (s *Set) Unreachable(number uint64, peer tcp.Identity, rank int, why error)
 func (s *Set) Forgo(number uint64, rank int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for r, sides := range s.unlinked {
-		for _, x := range sides {
-			if r.group == number && x.rank == rank {
-				x.forgo()
-			}
+	for r := range s.unlinked {
+		if r.group == number {
+			s.forgo(r, rank)
+		}
+	}
+}
+
+// ForgoOne is Forgo for the link to one process. It costs the same whatever number of processes and groups there is.
+func (s *Set) ForgoOne(number uint64, peer tcp.Identity, rank int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgo(remote{number, peer}, rank)
+}
+
+func (s *Set) forgo(r remote, rank int) {
+	for _, x := range s.unlinked[r] {
+		if x.rank == rank {
+			x.forgo()
 		}
 	}
 	s.tending.ring() // it may have been all that a side has waited for

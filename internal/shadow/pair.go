@@ -192,6 +192,9 @@ func (p *Pair) make() {
 	p.made.Store(true) // who reads that stores into the shadow: the lanes visit the rank before
 }
 
+// HasLink reports whether there is a link that carries the group to the process of the remote rank, or was one.
+func (p *Pair) HasLink() bool { return p.linked.Load() }
+
 // Open makes the pair if it is not made yet. It reports whether it is: not if there is no link yet, this rank has left, the remote rank has given up,
 // or the pair was removed. Where there is no link, the pair is made when there is one.
 func (p *Pair) Open() bool {

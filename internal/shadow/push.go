@@ -76,9 +76,9 @@ func (p *Pair) try(send func() error) bool {
 
 // Poll implements runner.Pair.
 func (p *Pair) Poll() bool {
-	if !p.linked.Load() { // nothing comes before; who waits in a recv has not opened the pair
+	if !p.linked.Load() { // nothing comes before; who waits in a recv has not opened the pair, and has published nothing for it
 		if p.awaits.CompareAndSwap(false, true) {
-			p.Open()
+			p.side.open(p, false)
 		}
 		return false
 	}

@@ -30,7 +30,7 @@ type side struct {
 	mu      sync.Mutex // before that of a pair
 	pairs   []*Pair
 	wanted  bool // a pair is wanted, and there is no link yet
-	owes    bool // by more than a question, so that something may have been published for it
+	owes    bool // by more than a question or a wait, so that something may have been published for it
 	gaveUp  bool // pairs have ended because no link could be made; if there is one later, the other end waits for LEFT
 	leaving bool // this rank has left: no pair is made any more
 	told    bool // LEFT is being sent, or was; for the pump alone

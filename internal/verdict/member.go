@@ -34,7 +34,7 @@ type Member struct {
 	waiting  map[int]bool // members that have not answered COLLECT
 	reported string       // a verdict that one of them has
 
-	answered set // with a verdict: members that it has told because they have asked
+	answered set // with a verdict, where all watch each other: members that it has told because they have asked
 	reports  int // with a verdict: the highest ballot whose COLLECT it has answered
 	decided  int // the highest ballot of CAUSE that it has seen: the owner of that ballot has decided
 
@@ -185,8 +185,7 @@ func (m *Member) handle(f Frame, over int) {
 		}
 	case f.Kind == Promise && f.Record != "" && m.verdict != "": // its sender has the verdict
 	case m.verdict != "": // the sender holds all below this member as lost
-		m.answered.add(f.From)
-		m.send(Frame{Kind: Cause, To: f.From, Ballot: max(m.promised, 1+m.self), Record: m.verdict})
+		m.answer(f.From)
 	case f.Kind == Declare:
 		if m.declared == "" {
 			m.declared = f.Record
@@ -282,9 +281,10 @@ func (m *Member) goOn() {
 func (m *Member) decide(ballot int, record string) {
 	m.verdict, m.promised, m.asks = record, ballot, false
 	m.next.Verdict, m.next.Claim = record, ""
-	if m.asked != 0 {
+	if m.asked != 0 && m.asked != m.decided { // else the owner waits for nobody
 		m.promise(m.asked)
 	}
+	m.asked = 0
 	if m.sparse {
 		m.pass(ballot, record, m.self)
 		return
@@ -318,10 +318,10 @@ func (m *Member) changed() {
 	case m.verdict != "":
 		for j := range m.members {
 			switch {
-			case m.lost(j) || m.linked(j):
+			case m.sparse || m.lost(j) || m.linked(j): // where not all watch each other, each passes CAUSE on to all that it watches
 			case m.answered.has(j):
-				m.send(Frame{Kind: Cause, To: j, Ballot: max(m.promised, 1+m.self), Record: m.verdict})
-			case !m.sparse: // else each passes CAUSE on to all that it watches
+				m.answer(j)
+			default:
 				m.send(Frame{Kind: Cause, To: j, Ballot: m.promised, Record: m.verdict})
 			}
 		}

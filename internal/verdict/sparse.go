@@ -66,3 +66,15 @@ func (m *Member) pass(ballot int, record string, from int) {
 		}
 	}
 }
+
+// answer tells a member the verdict by CAUSE of a ballot that is not below any which that member can have promised. Where not all watch each other,
+// CAUSE of each ballot goes to all, once, however many have asked: by this member, or by the one that it has it from.
+func (m *Member) answer(to int) {
+	ballot := max(m.promised, 1+m.self)
+	if m.sparse {
+		m.pass(ballot, m.verdict, m.self)
+		return
+	}
+	m.answered.add(to)
+	m.send(Frame{Kind: Cause, To: to, Ballot: ballot, Record: m.verdict})
+}

@@ -227,3 +227,38 @@ func TestFramesOfMembersThatLeave(t *testing.T) {
 	require.LessOrEqual(t, lost, leavers*members*degree*degree)
 	require.LessOrEqual(t, others, 10)
 }
+
+// However many ask for a verdict that is there, CAUSE of the ballot that they can take goes to all that the member watches, once, and lost links repeat
+// nothing.
+func TestAnswersOverFewLinks(t *testing.T) {
+	const members = 65
+	m := New(2, members, func(i, j int) bool { return Watched(i, j, members, AllWatch) })
+	require.NoError(t, m.Take(Frame{Kind: Cause, From: 1, To: 2, Hops: 1, Record: "x"}, 1))
+	m.Next()
+	told := map[int]bool{}
+	causes := func() (n int) {
+		for _, s := range m.Next().Send {
+			if s.Kind == Cause {
+				require.Equal(t, Frame{Kind: Cause, From: 2, To: s.Over, Hops: 1, Ballot: 3, Record: "x"}, s.Frame)
+				told[s.Over] = true
+				n++
+			}
+		}
+		return n
+	}
+	n := 0
+	for j := range members {
+		if j != 2 {
+			require.NoError(t, m.Take(Frame{Kind: Declare, From: j, To: 2, Hops: members, Record: "y"}, 3))
+			n += causes()
+		}
+	}
+	for j := range members {
+		require.Equal(t, j != 2 && m.linked(j), told[j], j)
+	}
+	require.Len(t, told, n)
+	for j := 4; j < members; j++ {
+		require.NoError(t, m.Take(Frame{Kind: Lost, From: j, To: 2, Ends: [2]int{j, (j + 1) % members}}, 3))
+		require.Zero(t, causes())
+	}
+}

@@ -1,7 +1,7 @@
 /* nccl_groups.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
  * one case on host memory: what a group call that fails leaves, and what a shrink that aborts has to do with other
  * calls.
- * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|later|others|stuck|crosses RANKS */
+ * Usage: nccl_groups colors|colorless|queued|aborted|issues|beside|collected|late|later|others|stuck|dropped|crosses RANKS */
 #include "nccl_play.h"
 
 /* An id that is refused at once. */
@@ -78,7 +78,7 @@ static void queued(int size) {
     while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
     expect(state, ncclRemoteError, comm,
            in_group ? "was aborted by rank 0: another group of the same call could not be made"
-                    : "was aborted by rank 0: the new communicator was aborted before its split began");
+                    : "was aborted by rank 0: the new communicator was aborted before its split or shrink began");
     if (first != NULL) OK(ncclCommAbort(first));
     OK(ncclCommDestroy(comm));
     meet();
@@ -313,6 +313,27 @@ static void stuck(int size) {
   OK(ncclCommAbort(comm));
 }
 
+/* A shrink that aborts the parent, which its user ends while it waits for an earlier one, aborts the parent all the
+ * same, and that is an error on this rank too: the parent is not shrunk. */
+static void dropped(int size) {
+  if (size < 3) return;
+  ncclComm_t comm = communicator(size, 0), first = NULL, child = NULL;
+  ncclResult_t state = ncclSuccess;
+  int32_t value = -1;
+  int last = size - 1;
+  if (my_rank == 0) {
+    CHECK(ncclRecv(&value, 1, ncclInt32, last, comm, NULL) == ncclInProgress);
+    CHECK(ncclCommShrink(comm, &last, 1, &first, NULL, NCCL_SHRINK_DEFAULT) == ncclInProgress);
+    CHECK(ncclCommShrink(comm, &last, 1, &child, NULL, NCCL_SHRINK_ABORT) == ncclInProgress);
+    OK(ncclCommAbort(child));
+  }
+  while (state == ncclSuccess || state == ncclInProgress) OK(ncclCommGetAsyncError(comm, &state));
+  expect(state, ncclRemoteError, comm, "the new communicator was aborted before its split or shrink began");
+  if (my_rank == 0) OK(ncclCommAbort(first));
+  meet();
+  OK(ncclCommAbort(comm));
+}
+
 /* Sends of a rank to itself and their recvs overlap in part, or cross. */
 static void crosses(int size) {
   ncclComm_t comm = communicator(size, 1);
@@ -332,9 +353,9 @@ static void crosses(int size) {
   OK(ncclCommDestroy(comm));
 }
 
-static const struct play cases[] = {{"colors", colors},       {"colorless", colorless}, {"queued", queued},
-                                    {"aborted", aborted},     {"issues", issues},       {"beside", beside},
-                                    {"collected", collected}, {"late", late},           {"later", later},
-                                    {"others", others},       {"stuck", stuck},         {"crosses", crosses}};
+static const struct play cases[] = {
+    {"colors", colors}, {"colorless", colorless}, {"queued", queued},  {"aborted", aborted}, {"issues", issues},
+    {"beside", beside}, {"collected", collected}, {"late", late},      {"later", later},     {"others", others},
+    {"stuck", stuck},   {"dropped", dropped},     {"crosses", crosses}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

@@ -132,9 +132,10 @@ static void states(int size) {
   OK(ncclCommAbort(other));
 }
 
-/* A failure is printed once, however often a program asks for it, and so is that a communicator is not ready yet. */
+/* A failure is printed once, however often a program asks for it, and so is for each communicator that it is not ready
+ * yet. A wrong call between is printed. */
 static void prints(int size) {
-  ncclComm_t comm = communicator(size, 1), child = NULL;
+  ncclComm_t comm = communicator(size, 1), child = NULL, next = NULL;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclResult_t state = ncclSuccess;
   char file[] = "/tmp/printed-XXXXXX", text[4096] = "";
@@ -144,14 +145,18 @@ static void prints(int size) {
   config.blocking = 0;
   if (my_rank != 0) meet();
   CHECK(ncclCommSplit(comm, 0, my_rank, &child, &config) == ncclInProgress);
+  CHECK(ncclCommSplit(comm, 0, my_rank, &next, &config) == ncclInProgress);
   for (int i = 0; my_rank == 0 && i < 10; i++) { /* the others have not begun */
     expect(ncclCommCount(child, &asked), ncclInvalidArgument, child, "ncclCommCount: the previous call");
-    expect(ncclCommUserRank(child, &asked), ncclInvalidArgument, child, "ncclCommUserRank: the previous call");
+    expect(ncclCommUserRank(next, &asked), ncclInvalidArgument, next, "ncclCommUserRank: the previous call");
+    if (i == 5) CHECK(ncclCommCount(child, NULL) == ncclInvalidArgument);
   }
   if (my_rank == 0) meet();
   settle(child, ncclInProgress);
+  settle(next, ncclInProgress);
   CHECK(ncclCommCount(child, &asked) == ncclSuccess && asked == size);
   OK(ncclCommDestroy(child));
+  OK(ncclCommDestroy(next));
   meet();
   if (my_rank == 0) OK(ncclCommAbort(comm));
   if (my_rank != 0) {
@@ -164,8 +169,8 @@ static void prints(int size) {
   }
   CHECK(dup2(before, 2) == 2 && pread(fd, text, sizeof text - 1, 0) >= 0);
   for (const char *at = text; (at = strstr(at, "NCCL WARN")) != NULL; at++) lines++;
-  if (lines != (my_rank == 0 ? 1 : 3)) fprintf(stderr, "%s\n", text);
-  CHECK(lines == (my_rank == 0 ? 1 : 3));
+  if (lines != 3) fprintf(stderr, "%s\n", text);
+  CHECK(lines == 3);
 }
 
 /* A communicator whose finalization has failed gives that error from then on. */

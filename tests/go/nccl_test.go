@@ -152,7 +152,7 @@ func TestFacadeRefusesMisuse(t *testing.T) {
 // What a group call that fails leaves, and what a shrink that aborts has to do with other calls.
 func TestFacadeInGroupCalls(t *testing.T) {
 	playCases(t, "nccl_groups", "colors", "colorless", "queued", "aborted", "issues", "beside", "collected", "late", "later",
-		"others", "stuck", "crosses")
+		"others", "stuck", "dropped", "crosses")
 }
 
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.

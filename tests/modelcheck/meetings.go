@@ -14,7 +14,7 @@ const (
 	FramesMeetNothing                                             // a process meets the group only where a rank wants that
 	MeetsWanted                                                   // only pairs that are wanted are put on the link
 	PublishedUnseen                                               // what was published before the meeting is not looked at
-	WantedEndsAtLeave                                             // a rank that leaves ends pairs that are wanted
+	WantedEndsAtLeave                                             // a rank that leaves ends pairs for which it has published something
 	UnlinkedKept                                                  // a rank that leaves keeps pairs until there is a link
 	UnlinkedGivenBack                                             // memory is given back before the farewell is kept
 	UnreachableSilently                                           // that no link can be made is told to nobody
@@ -27,6 +27,7 @@ const (
 	meetTwo    = "links: one rank wants one, one of the same process leaves"
 	meetLeaver = "links: a rank leaves before another one wants its link"
 	meetSender = "links: a rank leaves behind a message for which there is no link"
+	meetWaiter = "links: a rank leaves behind a wait for which there is no link"
 	meetNobody = "links: nobody wants one"
 	meetDeath  = "links: a process dies"
 	meetNoWay  = "links: none can be made"
@@ -39,7 +40,7 @@ var meetingMutations = []HostMutation{
 	{FramesMeetNothing, "a process meets the group where a rank wants that only", meetSender, Deadlock},
 	{MeetsWanted, "only pairs that are wanted are put on the link", meetTwo, Deadlock},
 	{PublishedUnseen, "what was published before the meeting is not looked at", meetSender, BadOutcome},
-	{WantedEndsAtLeave, "a rank that leaves ends pairs that are wanted", meetSender, Deadlock},
+	{WantedEndsAtLeave, "a rank that leaves ends pairs for which it has published something", meetSender, Deadlock},
 	{UnlinkedKept, "a rank that leaves keeps pairs without a link", meetNobody, Deadlock},
 	{UnlinkedGivenBack, "memory without a link is given back before the farewell is kept", meetNobody, GivenBack},
 	{UnreachableSilently, "nobody is told that no link can be made", meetNoWay, Deadlock},
@@ -51,6 +52,7 @@ var meetingCases = []openCase{
 	{name: meetTwo, pairs: 2, sends: [2][2]uint8{{0, 1}}, needs: [2][2]uint8{{}, {1, 0}}, lazy: true, late: true},
 	{name: meetLeaver, pairs: 1, needs: [2][2]uint8{{0, 1}}, late: true},
 	{name: meetSender, pairs: 1, sends: [2][2]uint8{{0, 1}}, needs: [2][2]uint8{{1, 0}}, lazy: true, late: true},
+	{name: meetWaiter, pairs: 1, sends: [2][2]uint8{{1, 1}}, needs: [2][2]uint8{{1, 1}}, givesUp: true, late: true},
 	{name: meetNobody, pairs: 2, late: true},
 	{name: meetDeath, pairs: 1, sends: [2][2]uint8{{1, 1}}, needs: [2][2]uint8{{1, 1}}, dies: true, late: true},
 	{name: meetNoWay, pairs: 1, sends: [2][2]uint8{{1, 0}}, needs: [2][2]uint8{{0, 1}}, late: true, noWay: true},
@@ -65,10 +67,10 @@ type meeting struct {
 	kept          [3]bool // by rank: its farewell
 }
 
-// want lets a rank want a pair, which is made at once where its process has met the group.
-func (c *openCase) want(n *openState, i, process int) {
+// want lets a rank want a pair, which is made at once where its process has met the group. owes: it has published something for it.
+func (c *openCase) want(n *openState, i, process int, owes bool) {
 	if e := &n.ends[i][process]; c.late && !n.link.met[process] {
-		e.wanted = true
+		e.wanted, e.owed = true, e.owed || owes
 	} else {
 		e.made = true
 	}
@@ -99,7 +101,7 @@ func (c *openCase) meet(n *openState, process int, off HostSwitch) *violation {
 			case e.wanted && r.freed:
 				return &violation{GivenBack, fmt.Sprintf("a pair of rank %d is made", rank)}
 			case e.wanted:
-				e.made, e.wanted = true, false
+				e.made, e.wanted, e.owed = true, false, false
 				if off == PublishedUnseen {
 					e.sent = e.messages
 				}
@@ -130,7 +132,7 @@ func (c *openCase) meetingSteps(s openState, process int, off HostSwitch, step o
 			n.link.failed = true
 			for i := range c.pairs {
 				if e := &n.ends[i][process]; e.wanted && off != UnreachableKeeps {
-					e.wanted, e.over = false, true
+					e.wanted, e.owed, e.over = false, false, true
 				}
 			}
 			return nil
@@ -148,7 +150,7 @@ func (c *openCase) meetingSteps(s openState, process int, off HostSwitch, step o
 		}
 		awaits := off == UnlinkedKept
 		for _, i := range pairs {
-			awaits = awaits || s.ends[i][process].wanted && off != WantedEndsAtLeave
+			awaits = awaits || s.ends[i][process].owed && off != WantedEndsAtLeave
 		}
 		if !r.told && !awaits {
 			step(func(n *openState) *violation {
@@ -160,7 +162,7 @@ func (c *openCase) meetingSteps(s openState, process int, off HostSwitch, step o
 				n.link.kept[rank] = off != DepartedLate
 				for _, i := range pairs {
 					e := &n.ends[i][process]
-					e.wanted, e.over = false, true
+					e.wanted, e.owed, e.over = false, false, true
 				}
 				return nil
 			}, "process %d sees that rank %d has left", process, rank)

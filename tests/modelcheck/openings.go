@@ -57,6 +57,9 @@ var openingMutations = []HostMutation{
 	{LossTellsPairs, "a lost link is told to ranks with a pair", openDeath2, Deadlock},
 }
 
+// gaveUpWaiting is the end of a wait that the rank has not waited for.
+const gaveUpWaiting = 99
+
 const openFrames = 9 // that a connection carries at most
 
 const (
@@ -75,6 +78,7 @@ type openFrame struct{ kind, of, number uint8 }
 // pairEnd is one end of a pair.
 type pairEnd struct {
 	wanted  bool // there is no link yet, on which it is to be made
+	owed    bool // and something was published for it
 	missing bool // a mutation: it is not on the link
 	made    bool
 	byFrame bool // which has made it
@@ -114,9 +118,10 @@ type openCase struct {
 	dies  bool
 
 	// Of meetings.go:
-	late  bool // there is no link at the beginning
-	lazy  bool // who waits wants no link, as in a recv from any rank
-	noWay bool // none can be made
+	late    bool // there is no link at the beginning
+	lazy    bool // who waits wants no link, as in a recv from any rank
+	noWay   bool // none can be made
+	givesUp bool // a rank may leave without what it waits for
 }
 
 var openCases = []openCase{
@@ -207,13 +212,16 @@ func (c *openCase) rankSteps(s openState, rank int, pairs []int, process int, of
 		over = over && done
 		if sends && !r.left {
 			step(func(n *openState) *violation {
-				c.want(n, i, process)
+				c.want(n, i, process, true)
 				n.ends[i][process].messages++
 				return nil
 			}, "rank %d publishes a message of pair %d", rank, i)
 		}
 		if waits && c.late && !c.lazy && !e.wanted && !e.made && !s.link.failed {
-			step(func(n *openState) *violation { c.want(n, i, process); return nil }, "rank %d waits for pair %d", rank, i)
+			step(func(n *openState) *violation { c.want(n, i, process, false); return nil }, "rank %d waits for pair %d", rank, i)
+		}
+		if waits && c.givesUp {
+			step(func(n *openState) *violation { n.ends[i][process].ended = gaveUpWaiting; return nil }, "rank %d gives up its wait for pair %d", rank, i)
 		}
 		switch {
 		case !waits:

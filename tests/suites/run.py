@@ -133,8 +133,8 @@ CONFIGURATIONS = {
     "nccl2": Configuration(told="nccl", ranks=2, at_least=121, cuda=True, nccl_class="ProcessGroupNCCL2"),
     "c10d_nccl": Configuration(
         told="nccl",
-        ranks=2,
-        at_least=1,  # there is no count yet, and a run that skips all is none
+        ranks=4,  # the tests have 2 to 4, and want a device for each
+        at_least=164,  # of the classes that have run (docs/torch-suites.md)
         tests="c10d_nccl_tests",
         from_repository=True,
         cuda=True,

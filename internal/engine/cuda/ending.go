@@ -302,9 +302,9 @@ func (m *member) Free(behind func(f func())) {
 	})
 }
 
-// awaitClosed returns when no peer has the memory of this rank open. Peers capture what this rank captures, and close
-// its memory when their graphs are gone, at any time; it waits for ever for one that does not. Without a capture it
-// reports false after a bound: one that could not join says nothing.
+// awaitClosed returns when no peer has the memory of this rank open. Peers may have captured if this rank has, and close its memory when
+// their graphs are gone, at any time; it waits for ever for one that does not, and that is not known to have ended. Without a capture
+// it reports false after a bound: one that could not join says nothing.
 func (m *member) awaitClosed() bool {
 	pause := releaseEvery
 	for end := time.Now().Add(closeBound); !m.allClosed(); pause = min(2*pause, longestPause) {

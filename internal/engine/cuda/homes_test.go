@@ -2,12 +2,16 @@ package cuda
 
 import (
 	"net"
+	"os/exec"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/device"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/shmem"
 )
 
@@ -98,4 +102,45 @@ func TestHandlesOfPeers(t *testing.T) {
 			require.EqualValues(t, n+1, d.opened.Load())
 		}
 	}
+}
+
+// Behind a capture a rank waits for a peer however long, and no longer than that lives. A peer that died said nothing, so no later group
+// has the inbox.
+func TestMemoryThatAPeerKeepsUntilItDies(t *testing.T) {
+	peer := exec.Command("sleep", "600")
+	require.NoError(t, peer.Start())
+	alive := true
+	end := func() {
+		if alive {
+			alive = false
+			_ = peer.Process.Kill()
+			_ = peer.Wait()
+		}
+	}
+	t.Cleanup(end)
+	m, d := pair(t)
+	m[0].hasGraphs = func() bool { return false }
+	captureOn(t, m[0], 1)
+	process := &m[0].peers[1].process
+	process.PID = peer.Process.Pid
+	var err error
+	process.StartTime, err = procwatch.StartTime(process.PID)
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		freed := make(chan struct{})
+		go func() { m[0].Free(here); close(freed) }()
+		time.Sleep(10 * closeBound)
+		synctest.Wait()
+		select {
+		case <-freed:
+			t.Fatal("the peer has its memory open")
+		default:
+			require.EqualValues(t, 1, d[0].released.Load(), "what it has of the peer")
+		}
+		end()
+		time.Sleep(2 * longestPause)
+		<-freed
+	})
+	require.EqualValues(t, 2, d[0].released.Load(), "what it has of the peer, and its slots")
+	require.NotContains(t, homes.free[m[0].lodging.place.Len], m[0].lodging)
 }
