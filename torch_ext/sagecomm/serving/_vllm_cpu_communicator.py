@@ -10,7 +10,6 @@ from vllm.distributed.device_communicators.base_device_communicator import Devic
 
 from sagecomm.serving._vllm_collectives import Collectives, Experts, Stages, all2all_manager
 
-
 # A compiled model calls them on every rank, whether a rank uses the result or not.
 for _operator in (torch.ops.sagecomm.all_reduce_.default, torch.ops.sagecomm.all_gather.default):
     torch.fx.node.has_side_effect(_operator)
