@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "queue.h"
+
 struct scr_composite {
   scr_run *run;
   _Atomic uint32_t left;  /* parts that are not complete, plus one until the composite is closed */

@@ -5,6 +5,7 @@
 #include "composite.h"
 #include "engine.h"
 #include "gates.h"
+#include "queue.h"
 #include "recorder.h"
 
 #define RUNS_PER_BLOCK 256
