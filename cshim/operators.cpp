@@ -1,4 +1,4 @@
-// operators.cpp registers collectives as operators of torch, sagecomm::NAME, for programs that torch.compile() compiles and
+// operators.cpp registers collectives of tensors in host memory as operators of torch, sagecomm::NAME, for programs that torch.compile() compiles and
 // that need the result at once. torch's own, _c10d_functional::NAME, are asynchronous: each needs a second operator that waits. A
 // compiler takes out what has no use, so each rank has to use the result.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -12,10 +12,16 @@ namespace sagecomm {
 
 namespace {
 
-// A synchronous call has no Work while the group collects calls of a coalescing window.
+// While the group collects the calls of a coalescing window, wait() returns before the call has been issued.
 void wait(const char* name, const c10::intrusive_ptr<c10d::Work>& work) {
-  TORCH_CHECK(work, "sagecomm::", name, " is complete when it returns, so it cannot be a part of a coalescing window");
-  work->wait();
+  if (work) {
+    work->wait();
+  }
+  TORCH_CHECK(
+      work && work->isCompleted(),
+      "sagecomm::",
+      name,
+      " is complete when it returns, so it cannot be a part of a coalescing window");
 }
 
 std::vector<c10::SymInt> gatheredSizes(const at::Tensor& input, int64_t ranks) {
@@ -88,7 +94,7 @@ TORCH_LIBRARY(sagecomm, library) {
   library.def("all_gather(Tensor input, int dim, str group_name) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(sagecomm, CompositeExplicitAutograd, library) {
+TORCH_LIBRARY_IMPL(sagecomm, CPU, library) {
   library.impl("all_reduce_", allReduce);
   library.impl("all_gather", allGather);
 }

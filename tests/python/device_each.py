@@ -485,7 +485,7 @@ def _a_group_on_each_device() -> None:
 
 
 def on_another_device(rank: int, size: int, store: str, waits: bool) -> None:
-    """All operations on device 1 while device 0 is the current one, on both devices in turns, and in a group for each."""
+    """All operations on device 1 while device 0 is current, on both devices in turns, and in a group for each."""
     torch.cuda.set_device(0)
     try:
         ELSEWHERE[:] = [torch.device("cuda", 1)]
