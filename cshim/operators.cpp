@@ -7,22 +7,11 @@
 #include <torch/library.h>
 
 #include "compat.hpp"
+#include "process_group.hpp"
 
 namespace sagecomm {
 
 namespace {
-
-// While the group collects the calls of a coalescing window, wait() returns before the call has been issued.
-void wait(const char* name, const c10::intrusive_ptr<c10d::Work>& work) {
-  if (work) {
-    work->wait();
-  }
-  TORCH_CHECK(
-      work && work->isCompleted(),
-      "sagecomm::",
-      name,
-      " is complete when it returns, so it cannot be a part of a coalescing window");
-}
 
 std::vector<c10::SymInt> gatheredSizes(const at::Tensor& input, int64_t ranks) {
   TORCH_CHECK(input.dim() > 0, "sagecomm: all_gather: a tensor without dimensions cannot be concatenated");
@@ -43,16 +32,25 @@ at::Tensor concatenated(const at::Tensor& gathered, const at::Tensor& input, int
   return gathered.view_symint(apart).movedim(0, dim).reshape_symint(whole);
 }
 
-// The backend is called without torch's operators of c10d, whose only work is to find it.
-c10::intrusive_ptr<c10d::Backend> backendOf(c10d::ProcessGroup& group, const at::Tensor& tensor) {
-  return group.getBackend(tensor.device().type());
+// The backend is called without torch's operators of c10d, whose only work is to find it. While a group collects the calls of a
+// coalescing window, a call would be issued when the window closes.
+c10::intrusive_ptr<c10d::Backend> backendOf(const char* name, c10d::ProcessGroup& group, const at::Tensor& tensor) {
+  auto backend = group.getBackend(tensor.device().type());
+  const auto* ours = dynamic_cast<const ProcessGroupSagecomm*>(backend.get());
+  TORCH_CHECK(
+      ours == nullptr || !ours->collects(),
+      "sagecomm::",
+      name,
+      " is complete when it returns, so it cannot be a part of a coalescing window");
+  return backend;
 }
 
 void allReduce(const at::Tensor& tensor, const std::string& groupName) {
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.asyncOp = false;
-  wait("all_reduce_", backendOf(*c10d::resolve_process_group(groupName), tensor)->allreduce(tensors, options));
+  const auto group = c10d::resolve_process_group(groupName);
+  backendOf("all_reduce_", *group, tensor)->allreduce(tensors, options)->wait();
 }
 
 void allReduceWithoutDerivative(const at::Tensor& tensor, const std::string& groupName) {
@@ -64,6 +62,9 @@ void allReduceWithoutDerivative(const at::Tensor& tensor, const std::string& gro
                              .typed<void(const at::Tensor&, const std::string&)>();
   const at::AutoDispatchBelowADInplaceOrView below;
   op.call(tensor, groupName);
+  if (!tensor.is_inference()) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 void allReduceMeta(const at::Tensor& /*tensor*/, const std::string& /*groupName*/) {
@@ -76,7 +77,8 @@ at::Tensor allGather(const at::Tensor& input, int64_t dim, const std::string& gr
   at::Tensor contiguous = input.contiguous();
   c10d::AllgatherOptions options;
   options.asyncOp = false;
-  wait("all_gather", allGatherSingle(*backendOf(*group, input), gathered, contiguous, options));
+  const auto backend = backendOf("all_gather", *group, input);
+  allGatherSingle(*backend, gathered, contiguous, options)->wait();
   return concatenated(gathered, input, dim, group->getSize());
 }
 

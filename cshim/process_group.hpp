@@ -141,6 +141,10 @@ class ProcessGroupSagecomm final : public c10d::Backend {
     return true;
   }
   // Open and close a coalescing window, see window.hpp.
+  // Whether this thread's calls are collected until a coalescing window closes.
+  bool collects() const {
+    return windows_.collects();
+  }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   // Issues several p2p operations at once, in the form that torch_npu's dist.batch_isend_irecv() calls. Torch has no such

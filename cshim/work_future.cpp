@@ -81,6 +81,9 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+  if (!done() && handle_ != 0) {
+    core().test(handle_); // a thread that waits for the Future cannot drive the operation
+  }
   return futureIn(futureResult_, c10::AnyEnumType::get(), [this](auto& f) { finishResult(f); });
 }
 

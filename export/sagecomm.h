@@ -447,7 +447,7 @@ typedef struct sagecomm_api {
 
   /* Registers `done`, which is called when the operation completes. Returns PENDING if it will be called. Otherwise
    * the operation is complete already: the return value is its status and `done` is never called. It may be called
-   * once per work. */
+   * once per work. A caller that will not wait() for an asynchronous operation calls test() too, or release(). */
   int32_t (*on_done)(sagecomm_work work, sagecomm_done_fn done, void *ctx, sagecomm_error *err);
 
   /* Returns the rank from which a recv received, or -1 if it is not complete. */

@@ -60,10 +60,17 @@ func (g *Group) missingFrom(sequence uint64) (list []int) {
 	if known := g.incidents.missing.Load(); known != nil && known.sequence == sequence {
 		return slices.Sorted(slices.Values(known.ranks))
 	}
-	unlinked := func(rank int) bool { return g.isRemote(rank) && !g.remotes[rank].pair.HasLink() }
-	unanswered := g.ask(monitoredLimit, slices.DeleteFunc(g.remoteRanks(), unlinked)...)
+	unlinked, asked := []int{}, []int{}
+	for _, rank := range g.remoteRanks() {
+		if g.remotes[rank].pair.HasLink() { // a link that is made meanwhile changes nothing
+			asked = append(asked, rank)
+		} else {
+			unlinked = append(unlinked, rank)
+		}
+	}
+	unanswered := g.ask(monitoredLimit, asked...)
 	for rank := range g.size {
-		if rank != g.rank && !unlinked(rank) && !slices.Contains(unanswered, rank) && (diagnosis{g, g.run}).begun(rank) < sequence {
+		if rank != g.rank && !slices.Contains(unlinked, rank) && !slices.Contains(unanswered, rank) && (diagnosis{g, g.run}).begun(rank) < sequence {
 			list = append(list, rank)
 		}
 	}

@@ -315,14 +315,16 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   }
 }
 
-/* A program of one chunk publishes and then reads, or passes on what it has read. */
+/* A program of one chunk publishes, and then reads or passes on what it has read. Whose peers are readers alone may be far ahead
+ * of it: a broadcast, whose root waits for `consumed`, counts as owing. */
 bool scr_run_owes(const scr_run *r) {
   const scr_program *pg = r->coll.program;
   if (pg->sendrecv || r->coll.chunks != 1) return true;
   for (uint32_t i = pg->n_heads; i < pg->n_stages; i++) {
     const scr_stage *st = &pg->stage[i];
     if (st->lag < r->coll.head || (st->lag == r->coll.head && i < r->coll.stage)) continue;
-    bool reads = st->action == SCR_COLLECT || (st->action == SCR_REDUCE && st->back == SCR_NOBODY);
+    bool reads = st->action == SCR_COLLECT || (st->action == SCR_READ && st->from != SCR_FROM_ROOT) ||
+                 (st->action == SCR_REDUCE && st->back == SCR_NOBODY);
     if (!reads) return true;
   }
   return false;

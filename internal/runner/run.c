@@ -219,7 +219,7 @@ void scr_release(sagecomm_work work) {
   if (scr_in_child()) return;
   scr_run *r = scr_run_of(work);
   if (r && atomic_exchange_explicit(&r->released, 1, memory_order_acq_rel) == 0) {
-    scr_see_to(r); /* nobody can wait for it */
+    if (!(atomic_load_explicit(&r->state, memory_order_acquire) & SCR_DONE)) scr_see_to(r); /* nobody can wait for it */
     scr_run_unref(r);
   }
 }

@@ -51,7 +51,14 @@ def refused() -> None:
     dist.group.WORLD._start_coalescing(torch.device("cpu"))
     with pytest.raises(RuntimeError, match="sagecomm::all_gather is complete when it returns"):
         gathered(torch.ones(2), 0)
+    with pytest.raises(RuntimeError, match="sagecomm::all_reduce_ is complete when it returns"):
+        summed(torch.ones(2))
     dist.group.WORLD._end_coalescing(torch.device("cpu"))
+    weight, own = torch.ones(2, requires_grad=True), torch.ones(2)
+    product = weight * own
+    summed(own)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
     leaf = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="sagecomm::all_reduce_ has no derivative"):
         summed(leaf * 1)
