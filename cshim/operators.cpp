@@ -36,7 +36,7 @@ at::Tensor concatenated(const at::Tensor& gathered, const at::Tensor& input, int
 // coalescing window, a call would be issued when the window closes.
 c10::intrusive_ptr<c10d::Backend> backendOf(const char* name, c10d::ProcessGroup& group, const at::Tensor& tensor) {
   auto backend = group.getBackend(tensor.device().type());
-  const auto* ours = dynamic_cast<const ProcessGroupSagecomm*>(backend.get());
+  auto* ours = dynamic_cast<ProcessGroupSagecomm*>(backend.get());
   TORCH_CHECK(
       ours == nullptr || !ours->collects(),
       "sagecomm::",

@@ -142,7 +142,7 @@ class ProcessGroupSagecomm final : public c10d::Backend {
   }
   // Open and close a coalescing window, see window.hpp.
   // Whether this thread's calls are collected until a coalescing window closes.
-  bool collects() const {
+  bool collects() {
     return windows_.collects();
   }
   void startCoalescing() override;
