@@ -1,6 +1,6 @@
-// operators.cpp registers collectives of tensors in host memory as operators of torch, sagecomm::NAME, for programs that torch.compile() compiles and
-// that need the result at once. torch's own, _c10d_functional::NAME, are asynchronous: each needs a second operator that waits. A
-// compiler takes out what has no use, so each rank has to use the result.
+// operators.cpp registers collectives of tensors in host memory as operators of torch, sagecomm::NAME, for programs that
+// torch.compile() compiles and that need the result at once. torch's own, _c10d_functional::NAME, are asynchronous: each needs
+// a second operator that waits. A compiler takes out what has no use, so each rank has to use the result.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
