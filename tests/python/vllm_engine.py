@@ -123,12 +123,12 @@ def rate(arguments: argparse.Namespace) -> dict[str, Any]:
 def kill(arguments: argparse.Namespace) -> dict[str, Any]:
     """Kills the last worker once each prompt has some tokens, and waits for what the engine says."""
     served = engine(arguments)
-    workers = served.collective_rpc(described)
     for number, prompt in enumerate(prompts()):
         served.llm_engine.add_request(str(number), prompt, greedy(TOKENS))
     begun: dict[str, int] = {}
     while len(begun) < PROMPTS or min(begun.values()) < 8:
         begun.update({each.request_id: len(each.outputs[0].token_ids) for each in served.llm_engine.step()})
+    workers = served.collective_rpc(described)
     os.kill(workers[-1]["pid"], signal.SIGKILL)
     killed = time.monotonic()
     try:
