@@ -197,8 +197,6 @@ void test_sleep_beside_another(int n, waiting w, uint64_t seed) {
 
 /* ---- the engine drives operations without a waiter, even out of a sound sleep ---- */
 
-#define SOUNDLY_US 400000 /* after so long without work the engine sleeps for a second, unless it is rung */
-
 typedef struct ended {
   _Atomic int64_t at;
   _Atomic int32_t status;

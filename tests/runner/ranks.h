@@ -12,7 +12,8 @@
 #include "../../internal/runner/queue.h"
 
 #define MAX_RANKS 8
-#define SLEEP_NS (50 * 1000000LL)       /* the longest sleep of a driver */
+#define SLEEP_NS (50 * 1000000LL) /* the longest sleep of a driver */
+#define SOUNDLY_US 400000         /* after so long without work the engine sleeps for a second, unless it is rung */
 #define ARENA_BYTES (UINT64_C(8) << 20) /* of each rank */
 
 typedef struct rank {

@@ -6,8 +6,6 @@
 
 static int size;
 
-#define SOUNDLY_US 400000 /* after so long without work the engine sleeps for a second, unless it is rung */
-
 typedef struct ending {
   _Atomic bool there;
   int32_t status;
@@ -20,6 +18,7 @@ static void note(void *ctx, int32_t status, const sagecomm_error *err) {
   atomic_store(&e->there, true);
 }
 
+/* Waits without driving the group. */
 static void sleep_until(const ending *e) {
   while (!atomic_load(&e->there)) usleep(200);
 }
