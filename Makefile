@@ -209,7 +209,7 @@ streams := TestCProgramOnADevice|TestGraphsOfACProgram|TestAPeerOfGraphsDies|Tes
 test-streams: build beds ## run the tests on emulated devices under SEEDS=50 seeds
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(go) test -vet=off -p 1 -count 1 -timeout 5h ./tests/devices
 	cd $(root) && SEEDS=$(or $(SEEDS),50) $(go) test -vet=off -p 1 -count 1 -timeout 5h -run '$(streams)' ./tests/go
-	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
+	cd $(root) && SEEDS=$(or $(SEEDS),50) $(py) -m pytest -n 2 tests/python/test_simdev_*.py tests/python/test_fake_cuda*.py \
 	  tests/python/test_device_*.py tests/python/test_*_devices.py tests/python/test_cuda_*.py \
 	  tests/python/test_nccl_engine.py tests/python/test_nccl_graphs.py tests/python/test_nccl_torch.py tests/python/test_gpu_check.py
 

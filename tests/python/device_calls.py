@@ -274,6 +274,11 @@ def other_backend_strings() -> None:
         half._get_backend(torch.device("cpu")).allreduce([full(1)], AllreduceOptions())
     dist.all_reduce(c, group=half)
     expect(c, 2 * SUM)
+    both = dist.new_group(backend=f"cpu:sagecomm,{name}:sagecomm")
+    for tensor in (x, c):
+        tensor.fill_(mine())
+        dist.all_reduce(tensor, group=both)
+        expect(tensor, SUM)
 
 
 MINUTE = timedelta(minutes=1)

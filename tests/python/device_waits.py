@@ -225,6 +225,20 @@ def barrier_waits_on_the_host() -> None:
     assert written.query()
 
 
+def barrier_waits_for_no_other_stream() -> None:
+    x = full(0)
+    torch.accelerator.synchronize()
+    other, written = torch.Stream(accelerator()), torch.Event(accelerator())
+    with held(other):
+        with other:
+            x += 1
+            written.record()
+        dist.barrier(device_ids=[accelerator().index])
+        assert not written.query()
+    other.synchronize()
+    expect(x, 1)
+
+
 def next_operation_raises() -> None:
     """Ranks make different calls. The stream goes on, and the group raises from then on."""
     x = full(mine(), N + dist.get_rank())
@@ -252,6 +266,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     rows_that_are_not_contiguous,
     roots,
     barrier_waits_on_the_host,
+    barrier_waits_for_no_other_stream,
     next_operation_raises,
 ]
 

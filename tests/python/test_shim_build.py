@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -130,3 +132,15 @@ def test_build_stops_at_what_the_compiler_refuses(tree: Tree) -> None:
     tree.sources[5].write_text("int f5() { return nothing; }\n")
     with pytest.raises(tree.build.BuildError, match="nothing"):
         tree.build._compile_all(tree.join(), tree.work, "test", tree.build._compiler())
+
+
+def test_the_extension_has_nothing_of_a_vendor() -> None:
+    """One binary serves all devices: torch's libraries for CUDA, a driver or a runtime need not be there."""
+    (extension,) = (TORCH_EXT / "sagecomm").glob("_C.*.so")
+    tables = [["nm", "-D", "--undefined-only"], ["readelf", "-d"]]
+    symbols, needed = (subprocess.check_output([*table, extension], text=True) for table in tables)
+    names = [line.split()[-1] for line in symbols.splitlines()]
+    assert any("c10" in name for name in names)
+    vendors = re.compile(r"cu(da)?[A-Z]|hip[A-Z]|acl[a-z]*[A-Z]|cn(rt|cl)|nccl|Hccl|_ZN.*(c10|at)4cuda")
+    assert [name for name in names if vendors.match(name)] == []
+    assert not re.search(r"NEEDED.*(cuda|hip|ascend|cnrt|nccl)", needed)
