@@ -208,11 +208,13 @@ class Program:
             raise failed[0]
 
     def ask(self, issued: Issued, reader: torch.Stream) -> None:
-        """What has ended is there for all streams, without a wait."""
+        """Outputs that are there can be read in any stream, without a wait."""
         for work in issued.works:
             until(work.is_completed)
         with reader:
-            self.consume(issued)
+            self.read += [(issued.what, out + 0, value) for out, value in issued.call.outputs]
+            for work in issued.works:
+                work.wait()
 
     def drop(self, issued: Issued, reader: torch.Stream) -> None:
         """Nobody waits. Memory of the tensors is not used again while an operation uses it."""
