@@ -51,7 +51,7 @@ def batch_of_all(chance: random.Random, own: random.Random) -> Call:
     own.shuffle(turns)
     for at, (kind, peer) in enumerate(turns):
         number = turns[:at].count((kind, peer))  # of the messages between the two
-        x, sender, receiver = block(n), *((rank, peer) if kind is dist.isend else (peer, rank))
+        x, (sender, receiver) = block(n), (rank, peer) if kind is dist.isend else (peer, rank)
         (inputs if kind is dist.isend else outputs).append((x, 100.0 * sender + 10 * receiver + number + 1))
         ops.append(dist.P2POp(kind, x, peer, tag=tags[number]))
     return Call(inputs, outputs, lambda: dist.batch_isend_irecv(ops))
