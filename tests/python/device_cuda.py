@@ -379,6 +379,7 @@ def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
     told = c10d._get_default_store()
     backend = c10d._get_default_group()._get_backend(torch.device("cuda"))
     x, rows = torch.zeros(1000, device="cuda"), torch.ones(1000, 4, device="cuda")
+    few = torch.full((3,), 5.0 - 5 * rank, device="cuda")
     dist.all_reduce(x)
     torch.cuda.synchronize()
     works: list[Any] = []
@@ -389,9 +390,15 @@ def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
         works.append(dist.all_reduce(x, async_op=True))
 
     def columns(step: int) -> Any:
-        if step % 2:
+        if step % 3 == 0:
+            return backend.allreduce_coalesced([rows[:, 0], rows[:, 2]], dist.AllreduceCoalescedOptions())
+        if step % 3 == 1:
             return dist.all_reduce(rows[:, 0], async_op=True)
-        return backend.allreduce_coalesced([rows[:, 0], rows[:, 2]], dist.AllreduceCoalescedOptions())
+        backend._start_coalescing()
+        exchange = backend.send if rank == 0 else backend.recv
+        exchange([few], 1 - rank, 0)  # a window with a collective takes its turn, wherever the collective stands
+        backend.allreduce([rows[:, 0]], dist.AllreduceOptions())
+        return backend._end_coalescing()
 
     for step in range(10):
         if rank > 0:
@@ -411,7 +418,8 @@ def rows_beside_another_thread(rank: int, size: int, store: str) -> None:
         thread.join()
         works.pop().wait()
     torch.cuda.synchronize()
-    assert rows[0].tolist() == [float(size) ** 10, 1.0, float(size) ** 5, 1.0], rows[0]
+    assert rows[0].tolist() == [float(size) ** 10, 1.0, float(size) ** 4, 1.0], rows[0]
+    assert few.tolist() == [5.0] * 3, few
     fake_cuda.check()
 
 

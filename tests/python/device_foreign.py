@@ -111,6 +111,26 @@ def memory_goes_with_the_wait(allocator: Allocator) -> None:
     until(lambda: allocator.used(size) == 0)  # no other operation is needed
 
 
+def another_stream_waits(allocator: Allocator) -> None:
+    """Memory goes back to the stream of the call, which has not waited."""
+    x = torch.full((11, N), mine(), device=accelerator())
+    torch.accelerator.synchronize()
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    until(work.is_success)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        work.wait()
+    size = x.nbytes
+    del x, work
+    gc.collect()
+    assert allocator.used(size) == 1, "the device may not have passed the operation"
+    other = torch.full((11, N), 5.0, device=accelerator())
+    expect(other, 5)
+    del other
+    torch.accelerator.synchronize()
+    given_back(allocator, size)
+
+
 def memory_of_many_operations(allocator: Allocator) -> None:
     """One recv that goes on holds up nobody's memory."""
     peer, late = 1 - dist.get_rank(), full(0, 9)
@@ -242,6 +262,7 @@ def memory_is_taken_away(allocator: Allocator) -> None:
 
 PROGRAMS: list[Callable[[Allocator], None]] = [
     memory_goes_with_the_wait,
+    another_stream_waits,
     memory_of_many_operations,
     tensor_gets_other_memory,
     device_is_asked_in_vain,

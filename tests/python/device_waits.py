@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceCoalescedOptions
 from torch.distributed import distributed_c10d as c10d
 
 import cuda_holds
@@ -168,6 +169,22 @@ def repeated(x: torch.Tensor) -> None:
     expect(x, 2 * SUM)
 
 
+def copies_of_several_outputs() -> None:
+    """What a copy reads was written by several operations, or by one that has several outputs."""
+    x, y = torch.full((3, N), mine(), device=accelerator()), torch.zeros(2, N, device=accelerator())
+    torch.accelerator.synchronize()
+    works: list[Any] = [dist.all_reduce(row, async_op=True) for row in x]
+    expect(gathered(x[:, ::2]), SUM)
+    works.append(c10d._get_default_group().allreduce_coalesced(list(x), AllreduceCoalescedOptions()))
+    expect(gathered(x[:, ::2]), 2 * SUM)
+    works.append(dist.all_gather(list(y), full(mine()), async_op=True))
+    copies = gathered(y[:, ::2])
+    expect(copies[::2], 1)
+    expect(copies[1::2], 2)
+    for work in works:
+        work.wait()
+
+
 def copies_in_two_streams() -> None:
     """A copy waits for the output, which is no wait of the user: that of the next reader, in another stream, waits,
     too."""
@@ -239,6 +256,22 @@ def barrier_waits_for_no_other_stream() -> None:
     expect(x, 1)
 
 
+def window_with_a_barrier() -> None:
+    """The host waits for a window that has a barrier, wherever that stands."""
+    x, group, called = full(mine()), c10d._get_default_group(), c10d._get_default_store()
+    if dist.get_rank() == 1:
+        called.wait(["the window of rank 0"])
+    group._start_coalescing(accelerator())
+    dist.barrier(device_ids=[accelerator().index], async_op=True)
+    dist.all_reduce(x, async_op=True)
+    work = group._end_coalescing(accelerator())
+    if dist.get_rank() == 0:
+        called.set("the window of rank 0", b"")
+    work.wait()
+    assert work.is_success()
+    expect(x, SUM)
+
+
 def next_operation_raises() -> None:
     """Ranks make different calls. The stream goes on, and the group raises from then on."""
     x = full(mine(), N + dist.get_rank())
@@ -262,11 +295,13 @@ PROGRAMS: list[Callable[[], Any]] = [
     operations_follow_each_other,
     outputs_that_nobody_has_waited_for,
     copies_of_outputs_that_nobody_has_waited_for,
+    copies_of_several_outputs,
     copies_in_two_streams,
     rows_that_are_not_contiguous,
     roots,
     barrier_waits_on_the_host,
     barrier_waits_for_no_other_stream,
+    window_with_a_barrier,
     next_operation_raises,
 ]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import device_each
+import device_random
 from cuda_bed import CudaBed
 from device_bed import FEW, Schedule, Worlds, quick_if_lazy, under_schedules
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
@@ -60,6 +61,35 @@ def test_a_device_that_is_not_the_current_one(cuda_bed: CudaBed, schedule: Sched
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_long_tensors(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
     on_cuda(cuda_bed, "long_under_fake_cuda", schedule, EMULATOR_FAULTS=faults)
+
+
+# Programs of a test, and their seeds: others under each schedule.
+PROGRAMS = 2
+FIRST = {"lazy": 1, "eager": 1001, "threaded": 2001, "random": 3001}
+
+
+def seeds_of(schedule: Schedule) -> list[int]:
+    first = FIRST[schedule.name] + PROGRAMS * (schedule.seed - 1)
+    return list(range(first, first + PROGRAMS))
+
+
+@pytest.mark.long
+@needs_cuda
+@under_schedules
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
+def test_random_programs(cuda_bed: CudaBed, schedule: Schedule, devices: int, faults: str) -> None:
+    settings = {"EMULATOR_DEVICES": str(devices), "EMULATOR_KICK_MS": KICK_MS, "EMULATOR_FAULTS": faults}
+    entry, seeds = "device_random:under_fake_cuda", seeds_of(schedule)
+    cuda_bed.ranks(entry, 3, seeds, devices, schedule=schedule.name, seed=schedule.seed, **settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", FEW, ids=str)
+@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+def test_random_programs_on_simdev(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
+    world = ranks(fresh_world, schedule, 3, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    world.run(checked, device_random.programs, seeds_of(schedule))
 
 
 def test_the_table_of_the_docs_has_each_operation() -> None:

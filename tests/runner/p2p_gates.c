@@ -25,7 +25,8 @@ static unsigned char content(int from, int to, int tag, uint64_t i) {
   return (unsigned char)(from * 89 + to * 53 + tag * 17 + (int)(i * 7 + i / 251));
 }
 
-static trip *post(rank *r, bool sends, int peer, int tag, uint64_t bytes, int64_t timeout_ns) {
+/* `root`: the peer, or SAGECOMM_ANY_SOURCE. */
+static trip *post_to(const rank *r, bool sends, int peer, int root, int tag, uint64_t bytes, int64_t timeout_ns) {
   trip *t = aligned_alloc(SCR_LINE, (sizeof *t + SCR_LINE - 1) & ~(size_t)(SCR_LINE - 1));
   memset(t, 0, sizeof *t);
   t->sends = sends;
@@ -38,7 +39,7 @@ static trip *post(rank *r, bool sends, int peer, int tag, uint64_t bytes, int64_
   sagecomm_op op = {.kind = sends ? SAGECOMM_SEND : SAGECOMM_RECV,
                     .dtype = SAGECOMM_UINT8,
                     .flags = SAGECOMM_ASYNC,
-                    .root = peer,
+                    .root = root,
                     .tag = tag,
                     .device_type = 1,
                     .timeout_ns = timeout_ns};
@@ -52,6 +53,10 @@ static trip *post(rank *r, bool sends, int peer, int tag, uint64_t bytes, int64_
   sagecomm_error err;
   CHECK(scr_issue(r->handle, &op, &t->work, NULL, &err) == SAGECOMM_PENDING);
   return t;
+}
+
+static trip *post(const rank *r, bool sends, int peer, int tag, uint64_t bytes, int64_t timeout_ns) {
+  return post_to(r, sends, peer, peer, tag, bytes, timeout_ns);
 }
 
 /* The stream reaches the operation. */
@@ -70,12 +75,16 @@ static void drop(trip *t) {
   free(t);
 }
 
+static void expect_content(const rank *r, const trip *t) {
+  for (uint64_t i = 0; !t->sends && i < t->bytes; i++) CHECK(t->pinned[i] == content(t->peer, r->rank, t->tag, i));
+}
+
 /* Waits for the end, and checks what was received. */
 static void end(const rank *r, trip *t) {
   sagecomm_error err;
   CHECK(complete(t->work, &err) == SAGECOMM_OK);
   CHECK(atomic_load(&t->words.input_ready) == 1 && is_open(t));
-  for (uint64_t i = 0; !t->sends && i < t->bytes; i++) CHECK(t->pinned[i] == content(t->peer, r->rank, t->tag, i));
+  expect_content(r, t);
   drop(t);
 }
 
@@ -149,6 +158,91 @@ static void run(int n, waiting w, uint64_t seed, rank_fn *fn, void *arg) {
 
 void test_p2p_gates(int n, waiting w, uint64_t seed) {
   if (n <= 4) run(n, w, seed, exchange, NULL);
+}
+
+/* ---- operations are posted while streams reach others, in any order ---- */
+
+#define MESSAGES 80
+#define UNDER_WAY 12
+
+/* The stream comes to one of the operations, if it has not. Takes it out if it is complete then. */
+static void go_on(const rank *r, trip *open[], int *n, uint64_t *random) {
+  int k = (int)(next_random(random) % (uint64_t)*n);
+  trip *t = open[k];
+  sagecomm_error err;
+  if (atomic_load(&t->words.input_ready) == 0) {
+    CHECK(scr_wait(t->work, 0, &err) == SAGECOMM_PENDING);
+    reach(r, t);
+  }
+  int32_t status = scr_wait(t->work, 1000000, &err);
+  if (status == SAGECOMM_PENDING) return;
+  CHECK(status == SAGECOMM_OK && is_open(t));
+  CHECK(t->sends || scr_work_source(t->work) == t->peer);
+  scr_release(t->work);
+  expect_content(r, t);
+  drop(t);
+  open[k] = open[--*n];
+}
+
+/* All ranks draw the same messages. *arg: before which of them rank 0 aborts the group; MESSAGES: it does not. */
+static void programs(rank *r, void *arg) {
+  static const uint64_t lengths[] = {0, 1, 4000, SCR_EAGER_BYTES + 1, 100000};
+  int aborts_at = *(int *)arg;
+  uint64_t own = (r->random + (uint64_t)r->rank * 977) | 1;
+  trip *open[UNDER_WAY + 2];
+  int n = 0;
+  for (int i = 0; i < MESSAGES && i < aborts_at; i++) {
+    uint64_t x = next_random(&r->random) >> 8, bytes = lengths[(x >> 16) % 5];
+    int from = (int)(x % (uint64_t)size), to = (int)((x >> 8) % (uint64_t)size);
+    bool receives_first = (x >> 24) % 2; /* of messages to itself */
+    for (int k = 0; k < 2; k++) {
+      bool sends = (k == 1) == receives_first;
+      if (r->rank != (sends ? from : to)) continue;
+      int peer = sends ? to : from;
+      open[n++] = post_to(r, sends, peer, sends || (x >> 25) % 3 ? peer : SAGECOMM_ANY_SOURCE, i, bytes, 0);
+    }
+    while (n >= UNDER_WAY || (n > 0 && next_random(&own) % 3 == 0)) go_on(r, open, &n, &own);
+  }
+  bool aborts = aborts_at < MESSAGES;
+  if (aborts) meet();
+  if (aborts && r->rank == 0) declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
+  for (; n > 0 && aborts; n--) { /* memory is given back at once */
+    trip *t = open[n - 1];
+    sagecomm_error err;
+    int32_t status = complete(t->work, &err);
+    CHECK((status == SAGECOMM_OK && atomic_load(&t->words.input_ready) == 1) || status == SAGECOMM_ABORTED);
+    CHECK(is_open(t));
+    if (status == SAGECOMM_OK) expect_content(r, t);
+    drop(t);
+  }
+  while (n > 0) go_on(r, open, &n, &own);
+  meet();
+}
+
+void test_p2p_programs_at_gates(int n, waiting w, uint64_t seed) { run(n, w, seed, programs, &(int){MESSAGES}); }
+
+void test_p2p_abort_at_gates(int n, waiting w, uint64_t seed) {
+  for (int i = 0; i < 3; i++) run(n, w, seed + (uint64_t)i, programs, &(int){(int)(next_random(&seed) % MESSAGES)});
+}
+
+/* An operation whose stream is late holds up none that was called later. */
+static void first_is_late(rank *r, void *arg) {
+  (void)arg;
+  sagecomm_error err;
+  trip *t[4]; /* two recvs and two sends of rank 0 */
+  for (int i = 0; i < 4; i++) t[i] = post(r, (r->rank == 0) == (i >= 2), 1 - r->rank, i, 5000, 0);
+  for (int i = 0; i < 4 && r->rank == 1; i++) reach(r, t[i]);
+  for (int i = 3; i >= 0; i--) {
+    int k = i ^ 2; /* 1, 0, 3, 2: the first recv comes behind the second, and the first send as well */
+    if (r->rank == 0 && k == 0) CHECK(scr_wait(t[2]->work, 0, &err) == SAGECOMM_PENDING);
+    if (r->rank == 0) reach(r, t[k]);
+    end(r, t[k]);
+  }
+  meet();
+}
+
+void test_p2p_first_is_late(int n, waiting w, uint64_t seed) {
+  if (n == 2) run(n, w, seed, first_is_late, NULL);
 }
 
 /* A recv whose payload is there needs its sender no more, which may leave before the stream reaches the recv. */

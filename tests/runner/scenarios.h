@@ -63,8 +63,24 @@ void test_external_before_a_gate(int size, waiting w, uint64_t seed);
 void test_external_cut(int size, waiting w, uint64_t seed);
 void test_external_void(int size, waiting w, uint64_t seed);
 void test_external_left(int size, waiting w, uint64_t seed);
+/* gate_programs.c */
+void test_programs_at_gates(int size, waiting w, uint64_t seed);
+void test_abort_at_gates(int size, waiting w, uint64_t seed);
+/* externals.c */
+void test_externals_of_streams(int size, waiting w, uint64_t seed);
+void test_external_behind_another(int size, waiting w, uint64_t seed);
+void test_external_cut_while_asked(int size, waiting w, uint64_t seed);
+void test_external_beside_a_gate(int size, waiting w, uint64_t seed);
+void test_external_late_behind_another(int size, waiting w, uint64_t seed);
+void test_marks(int size, waiting w, uint64_t seed);
+/* gate_waits.c */
+void test_driver_looks_at_gates(int size, waiting w, uint64_t seed);
+void test_engine_looks_at_gates(int size, waiting w, uint64_t seed);
 /* p2p_gates.c */
 void test_p2p_gates(int size, waiting w, uint64_t seed);
+void test_p2p_programs_at_gates(int size, waiting w, uint64_t seed);
+void test_p2p_first_is_late(int size, waiting w, uint64_t seed);
+void test_p2p_abort_at_gates(int size, waiting w, uint64_t seed);
 void test_sender_leaves_a_gate(int size, waiting w, uint64_t seed);
 void test_timeout_at_a_gate(int size, waiting w, uint64_t seed);
 void test_looks_at_gates(int size, waiting w, uint64_t seed);

@@ -1,6 +1,8 @@
 /* trial.c: see trial.h. */
 #include "trial.h"
 
+#include "plans.h"
+
 /* ---- contents ---- */
 
 bool flat(int kind) { return kind == SAGECOMM_ALL_REDUCE || kind == SAGECOMM_REDUCE || kind == SAGECOMM_BROADCAST; }
@@ -137,4 +139,104 @@ buffer part_of(const buffer *b, uint64_t at, uint64_t bytes) {
     bytes -= take;
   }
   return part;
+}
+
+/* ---- calls ---- */
+
+static uint32_t draw_length(uint64_t *random, uint32_t elem, uint32_t bytes) {
+  uint64_t x = next_random(random);
+  const uint32_t most[] = {2, 40, 1000, bytes / elem};
+  return (uint32_t)((x >> 8) % most[x % 4]);
+}
+
+/* Some algorithms of all_to_all need equal blocks. In slot plans, the root of a broadcast has one buffer. */
+static void fit(trial *t) {
+  const sagecomm_op op = {.kind = t->kind};
+  const plan *p = chosen_plan(&op, 0, t->size, t->rank);
+  if (p == NULL && t->kind == SAGECOMM_BROADCAST) t->in_place = true;
+  if (p == NULL || !p->even) return;
+  for (int i = 0; i < t->size; i++) {
+    for (int k = 0; k < t->size; k++) t->length[i][k] = t->length[0][0];
+  }
+}
+
+trial draw_trial(uint64_t *random, int kind, int rank, int size, uint32_t most) {
+  static const uint8_t dtypes[] = {SAGECOMM_UINT8, SAGECOMM_INT32, SAGECOMM_FLOAT32};
+  static const uint8_t reductions[] = {SAGECOMM_SUM, SAGECOMM_MAX, SAGECOMM_AVG, SAGECOMM_PREMUL_SUM};
+  uint64_t x = next_random(random);
+  trial t = {.kind = (uint8_t)kind, .dtype = dtypes[x % 3], .rank = rank, .size = size, .salt = (uint32_t)(x >> 40)};
+  t.root = x >> 4 & 1 && scr_rooted(kind) ? size - 1 : 0;
+  t.in_place = (x >> 5) % 2 && kind != SAGECOMM_ALL_TO_ALL;
+  if (scr_reduces(kind)) t.reduce_op = reductions[(x >> 6) % (t.dtype == SAGECOMM_FLOAT32 ? 4 : 2)];
+  t.elem = t.dtype == SAGECOMM_UINT8 ? 1 : 4;
+  bool even = kind == SAGECOMM_GATHER || kind == SAGECOMM_SCATTER || (x >> 8) % 2;
+  uint32_t n = draw_length(random, t.elem * (flat(kind) ? 1 : 3), most);
+  for (int i = 0; i < size; i++) {
+    for (int k = 0; k < size; k++) t.length[i][k] = even ? n : draw_length(random, t.elem * 3, most);
+  }
+  fit(&t);
+  return t;
+}
+
+static unsigned char *blocks(const trial *t, bool out, uint64_t bytes[]) {
+  uint64_t total = 0;
+  int n = n_blocks(t, out);
+  for (int i = 0; i < n; i++) total += bytes[i] = (uint64_t)length_of(t, out, i) * t->elem;
+  unsigned char *all = malloc(total + 1), *at = all;
+  for (int i = 0; i < n; at += bytes[i++]) (out ? block_of_output : block_of_input)(t, i, at);
+  return all;
+}
+
+static uint64_t total(const uint64_t bytes[], int n) {
+  uint64_t sum = 0;
+  for (int i = 0; i < n; i++) sum += bytes[i];
+  return sum;
+}
+
+void make_contents(const trial *t, contents *c, uint64_t *random) {
+  int ins = n_blocks(t, false), outs = n_blocks(t, true);
+  c->given = blocks(t, false, c->in_bytes);
+  c->wanted = blocks(t, true, c->out_bytes);
+  uint64_t n_in = total(c->in_bytes, ins), n_out = total(c->out_bytes, outs);
+  if (t->in_place && outs > ins && ins > 0) {
+    c->out = cut(random, n_out / t->elem, t->elem);
+    c->in = part_of(&c->out, total(c->out_bytes, t->rank), n_in);
+  } else {
+    if (ins > 0) c->in = cut(random, n_in / t->elem, t->elem);
+    if (t->in_place && ins > 0 && outs > 0) {
+      c->out = part_of(&c->in, ins > outs ? total(c->in_bytes, t->rank) : 0, n_out);
+    } else if (outs > 0) {
+      c->out = cut(random, n_out / t->elem, t->elem);
+    }
+  }
+  copy_in(&c->in, c->given);
+}
+
+void check_contents(const trial *t, const contents *c) {
+  expect_content(t, &c->out, c->wanted);
+  if (!t->in_place) expect_content(t, &c->in, c->given);
+  if (c->in.base) expect_gaps(&c->in);
+  if (c->out.base) expect_gaps(&c->out);
+}
+
+void free_contents(contents *c) {
+  free(c->in.base);
+  free(c->out.base);
+  free(c->given);
+  free(c->wanted);
+}
+
+sagecomm_op op_of(const trial *t, const contents *c) {
+  bool blocks_differ = !flat(t->kind) && t->kind != SAGECOMM_GATHER && t->kind != SAGECOMM_SCATTER;
+  return (sagecomm_op){.kind = t->kind,
+                       .dtype = t->dtype,
+                       .reduce_op = t->reduce_op,
+                       .factor = FACTOR,
+                       .root = t->root,
+                       .n_in = c->in.n,
+                       .n_out = c->out.n,
+                       .in = c->in.list,
+                       .out = c->out.list,
+                       .in_blocks = blocks_differ && n_blocks(t, false) > 1 ? c->in_bytes : NULL,
+                       .out_blocks = blocks_differ && n_blocks(t, true) > 1 ? c->out_bytes : NULL};
 }

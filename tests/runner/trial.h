@@ -49,4 +49,23 @@ buffer part_of(const buffer *b, uint64_t at, uint64_t bytes);
 void expect_content(const trial *t, const buffer *b, const unsigned char *want);
 void expect_gaps(const buffer *b);
 
+/* Draws a call, the same on all ranks, of at most `most` bytes in a buffer without blocks and a third of that in a block. Algorithms that
+ * need equal blocks get them, and the root of a broadcast by slots has one buffer. */
+trial draw_trial(uint64_t *random, int kind, int rank, int size, uint32_t most);
+
+/* The buffers of a call, and all blocks of its input and of its output, one after the other. */
+typedef struct contents {
+  buffer in, out;
+  unsigned char *given, *wanted;
+  uint64_t in_bytes[MAX_RANKS], out_bytes[MAX_RANKS];
+} contents;
+
+/* Makes the buffers. `random` decides where they are cut, on each rank elsewhere. */
+void make_contents(const trial *t, contents *c, uint64_t *random);
+/* Stops the program unless the buffers hold what they must behind the call. */
+void check_contents(const trial *t, const contents *c);
+void free_contents(contents *c);
+/* Returns the call on these buffers, which stay the contents'. */
+sagecomm_op op_of(const trial *t, const contents *c);
+
 #endif
