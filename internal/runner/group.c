@@ -88,6 +88,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     generation = ((atomic_load_explicit(&g->word, memory_order_relaxed) >> SCR_GEN_SHIFT) + 1) & 0xffff;
     if (generation == 0) generation = 1;
     memset(&g->handle, 0, sizeof *g - offsetof(scr_group, handle));
+    atomic_store_explicit(&g->waited_soon, false, memory_order_relaxed);
   }
   size_t n = (size_t)config->size;
   scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;

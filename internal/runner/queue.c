@@ -2,6 +2,9 @@
  * the queue is in the order of the numbers. */
 #include "queue.h"
 
+#include <sched.h>
+#include <stdlib.h>
+
 #include "bucket.h"
 #include "direct.h"
 #include "engine.h"
@@ -38,7 +41,10 @@ void scr_drive_leave(scr_group *g, const scr_run *r) {
 }
 
 void scr_see_to(scr_run *r) {
-  if (atomic_exchange_explicit(&r->coll.left_ns, 0, memory_order_relaxed) != 0) scr_engine_wake();
+  int64_t soon = atomic_exchange_explicit(&r->coll.soon_ns, 0, memory_order_relaxed);
+  if (soon == 0) return;
+  atomic_store_explicit(&r->group->waited_soon, false, memory_order_relaxed);
+  if (soon > 0) scr_engine_wake();
 }
 
 /* ---- the queue ---- */
@@ -97,11 +103,11 @@ static scr_run *queue_first(scr_group *g) {
 
 void scr_note_unattended(scr_group *g, int64_t now) {
   scr_run *r = queue_first(g);
-  int64_t left = r ? atomic_load_explicit(&r->coll.left_ns, memory_order_relaxed) : 0;
-  if (left == 0 || now - left < g->policy.soon_ns) return;
-  atomic_store_explicit(&r->coll.left_ns, 0, memory_order_relaxed);
+  int64_t soon = r ? atomic_load_explicit(&r->coll.soon_ns, memory_order_relaxed) : 0;
+  if (soon == 0 || now < llabs(soon)) return;
+  atomic_store_explicit(&r->coll.soon_ns, 0, memory_order_relaxed);
 #ifndef SCR_MUTANT_LEFT_FOR_EVER
-  atomic_store_explicit(&g->coll.waited_soon, false, memory_order_relaxed);
+  atomic_store_explicit(&g->waited_soon, false, memory_order_relaxed);
 #endif
 }
 

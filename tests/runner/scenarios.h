@@ -35,6 +35,8 @@ void test_nested_done(int size, waiting w, uint64_t seed);
 void test_wait_against_on_done(int size, waiting w, uint64_t seed);
 /* waiters.c */
 void test_left_to_a_waiter(int size, waiting w, uint64_t seed);
+void test_taken_from_a_waiter(int size, waiting w, uint64_t seed);
+void test_kept_from_a_waiter(int size, waiting w, uint64_t seed);
 /* failures.c */
 void test_mismatch(int size, waiting w, uint64_t seed);
 void test_timeout(int size, waiting w, uint64_t seed);

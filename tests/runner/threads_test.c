@@ -194,6 +194,8 @@ int main(int argc, char **argv) {
       {"nested_done", test_nested_done},
       {"wait_against_on_done", test_wait_against_on_done},
       {"left_to_a_waiter", test_left_to_a_waiter},
+      {"taken_from_a_waiter", test_taken_from_a_waiter},
+      {"kept_from_a_waiter", test_kept_from_a_waiter},
       {"mismatch", test_mismatch},
       {"timeout", test_timeout},
       {"abort", test_abort},
