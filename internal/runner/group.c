@@ -383,6 +383,9 @@ void scr_group_wake_all(scr_group *g) {
 }
 
 void scr_group_down(scr_group *g, const sagecomm_error *error) {
+#ifndef SCR_MUTANT_DOWN_LOOKS_AT_NO_STREAM
+  scr_complete_externals(g);
+#endif
   scr_cause *none = NULL,
             *cause =
                 scr_cause_new(error); /* without memory there is no cause, and errors read as for a destroyed group */

@@ -163,6 +163,17 @@ static int drive_externals(scr_group *g, const scr_run *until, scr_run **culprit
   return code;
 }
 
+void scr_complete_externals(scr_group *g) {
+  if (g->lane != SCR_DEVICE_LANE) return;
+  for (int64_t end = scr_now() + g->policy.drain_ns; !scr_drive_lock(g); sched_yield()) {
+    uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
+    if ((w & SCR_DOWN) || !(w & SCR_QUEUED) || scr_now() >= end) return;
+  }
+  scr_run *culprit; /* of a mismatch: the group goes down in any case */
+  if (!(atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN)) (void)drive_externals(g, NULL, &culprit);
+  scr_drive_unlock(g);
+}
+
 int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked) {
   if (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) {
     scr_drain(g);

@@ -23,6 +23,10 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
  * peers have published what a run needs, the rest with the group's error. */
 void scr_drain(scr_group *g);
 
+/* Completes the external runs whose streams have ended them, before the group goes down: nobody can tell afterwards whether a stream was
+ * cut. Where another thread drives the lane for long, it leaves them to that one. Holds: nothing. */
+void scr_complete_externals(scr_group *g);
+
 /* Numbers a run and appends it to the queue, which gets a reference of its own. With `own`, the program is freed with the
  * run. Returns false if the group is down. */
 bool scr_enqueue(scr_group *g, scr_run *r, bool own);

@@ -58,11 +58,14 @@ void test_gates(int size, waiting w, uint64_t seed);
 void test_averages_at_gates(int size, waiting w, uint64_t seed);
 void test_late_device(int size, waiting w, uint64_t seed);
 void test_gate_opens(int size, waiting w, uint64_t seed);
+/* externals.c */
 void test_external(int size, waiting w, uint64_t seed);
 void test_external_compared(int size, waiting w, uint64_t seed);
 void test_external_mismatch(int size, waiting w, uint64_t seed);
 void test_external_before_a_gate(int size, waiting w, uint64_t seed);
 void test_external_cut(int size, waiting w, uint64_t seed);
+void test_external_unseen(int size, waiting w, uint64_t seed);
+void test_external_failed(int size, waiting w, uint64_t seed);
 void test_external_void(int size, waiting w, uint64_t seed);
 void test_external_left(int size, waiting w, uint64_t seed);
 /* p2p_gates.c */

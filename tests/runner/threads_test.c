@@ -223,6 +223,8 @@ int main(int argc, char **argv) {
       {"external_mismatch", test_external_mismatch},
       {"external_before_a_gate", test_external_before_a_gate},
       {"external_cut", test_external_cut},
+      {"external_unseen", test_external_unseen},
+      {"external_failed", test_external_failed},
       {"external_void", test_external_void},
       {"external_left", test_external_left},
       {"failure_between_messages", test_failure_between_messages},
