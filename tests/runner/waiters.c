@@ -148,7 +148,8 @@ typedef struct taking {
 
 static void takes(rank *r, void *arg) {
   taking *t = arg;
-  for (int round = 0; !atomic_load(&t->over); round++) {
+  bool over = false;
+  for (int round = 0; !over; round++) {
     CHECK(round < 1000);
     int32_t data;
     sagecomm_work work;
@@ -163,6 +164,7 @@ static void takes(rank *r, void *arg) {
       atomic_store(&t->over, left);
     }
     meet();
+    over = atomic_load(&t->over);
     sagecomm_error err;
     if (r->rank != 0 && sum(r, &data, 0, &work) == SAGECOMM_PENDING) CHECK(complete(work, &err) == SAGECOMM_OK);
     if (r->rank == 0) sleep_until_end(&e);
