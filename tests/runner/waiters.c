@@ -58,7 +58,6 @@ static void learns(rank *r, void *arg) {
     if (r->rank == 0 && soon) { /* nobody waits */
       ending e = {0};
       unattended++;
-      CHECK(atomic_load(&r->group->waited_soon));
       if (scr_on_done(work, note_end, &e, &err) == SAGECOMM_PENDING) sleep_until_end(&e);
       scr_release(work);
       soon = atomic_load(&r->group->waited_soon);
