@@ -109,7 +109,7 @@ struct scr_run {
     /* Of one that its caller has begun: until when a thread that comes to wait for it comes soon. Below 0, negated, where the engine was
      * woken; else it is left to such a thread. 0: it has come, or none will. */
     _Atomic int64_t soon_ns;
-    uint64_t head;           /* position of the pipeline */
+    uint64_t head; /* position of the pipeline */
     uint32_t stage;
     bool stream_out;
     bool ahead;        /* its first chunk was published with the heads */

@@ -193,7 +193,8 @@ static void leaves_two(rank *r, void *arg) {
   }
   meet();
   for (int i = 0; i < 2 && !*goes_down; i++) {
-    if (r->rank == 0 || sum(r, &data[i], 0, &work[i]) == SAGECOMM_PENDING) CHECK(complete(work[i], &err) == SAGECOMM_OK);
+    if (r->rank == 0 || sum(r, &data[i], 0, &work[i]) == SAGECOMM_PENDING)
+      CHECK(complete(work[i], &err) == SAGECOMM_OK);
     CHECK(data[i] == size);
   }
   if (*goes_down && r->rank == 0) CHECK(complete(work[0], &err) == SAGECOMM_ABORTED);
@@ -266,7 +267,8 @@ void test_kept_from_a_waiter(int n, waiting w, uint64_t seed) {
     run_ranks(n, w.spin, w.yield_us, seed, keeps, (void *)(uintptr_t)&list[i]);
   }
   kept by_messages = {SAGECOMM_ALL_REDUCE, 64, 0};
-  for (int c = 0; c < SIZE_CLASSES; c++) choose(SAGECOMM_ALL_REDUCE, c, algorithm_named(SAGECOMM_ALL_REDUCE, "ring"), 1024);
+  for (int c = 0; c < SIZE_CLASSES; c++)
+    choose(SAGECOMM_ALL_REDUCE, c, algorithm_named(SAGECOMM_ALL_REDUCE, "ring"), 1024);
   run_ranks(n, w.spin, w.yield_us, seed, keeps, &by_messages);
   choose_slots();
 }
