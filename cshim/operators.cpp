@@ -1,6 +1,8 @@
 // operators.cpp registers collectives of tensors in host memory as operators of torch, sagecomm::NAME, for programs that
 // torch.compile() compiles and that need the result at once. torch's own, _c10d_functional::NAME, are asynchronous: each needs
-// a second operator that waits. A compiler takes out what has no use, so each rank has to use the result.
+// a second operator that waits. _native.py marks them for compilers, which then call them also on a rank that does not use
+// the result. The constant folder of inductor (config.freezing) does not look at the mark: it calls all_gather of a constant
+// once, when it compiles.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -685,8 +685,9 @@ typedef struct sagecomm_api {
    * operation. group_leave() asks the same. */
   int32_t (*group_outstanding)(sagecomm_group group, sagecomm_error *err);
 
-  /* Returns 1 if the operation is complete or the handle is not valid, else 0. Threads of the library then go on with what its
-   * caller may have left to a wait(), as MPI_Test does. Unlike wait(), it never calls a done function. For callers that poll. */
+  /* Returns 1 if the operation is complete or the handle is not valid, which in a forked child none is, else 0. Threads of the
+   * library then go on with what its caller may have left to a wait(), as MPI_Test does. Unlike wait(), it never calls a done
+   * function. For callers that poll. Requires: no other thread releases the work meanwhile. */
   int32_t (*test)(sagecomm_work work);
 } sagecomm_api;
 

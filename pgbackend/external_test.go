@@ -30,10 +30,13 @@ type externalEngine struct {
 	early  bool                // streams end operations before they are issued
 }
 
-const externals = 100 // operations of a rank; the runner still records what differs when all are issued
+const (
+	externals = 100 // operations of a rank; the runner still records what differs when all are issued
+	voidBytes = 4   // a word behind those of the gates, which no peer writes
+)
 
 func newExternalEngine(run *runner.Group) (*externalEngine, error) {
-	memory, err := syscall.Mmap(-1, 0, externals*runner.GateBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	memory, err := syscall.Mmap(-1, 0, externals*runner.GateBytes+voidBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	return &externalEngine{run: run, memory: memory}, err
 }
 
@@ -53,7 +56,7 @@ func (e *externalEngine) Issue(call runner.Call, op coll.Op, p engine.Prepared) 
 		atomic.StoreUint32(words.OutputTaken(), 1)
 	}
 	err := e.run.SubmitAtGate(call, op.Bytes(), p.Program, true, runner.Gate{Words: words, Inputs: 1, Outputs: 1, External: true,
-		In: call.In(), Out: call.Out()})
+		Void: (*uint32)(unsafe.Pointer(&e.memory[externals*runner.GateBytes])), In: call.In(), Out: call.Out()})
 	if err != nil {
 		p.Program.Free()
 		return err
@@ -189,6 +192,27 @@ func TestMismatchOfAnExternalRunThatIsDone(t *testing.T) {
 	require.NotNil(t, failures[0], "it is complete")
 	failures[1] = end(first)
 	expectAll(t, failures, coll.Mismatch, "ranks disagree in collective #2: ", "rank 0 called all_reduce (float32, ", "rank 1 called all_reduce (int32, ")
+}
+
+// Behind the abort of a peer, a rank whose stream has ended its operations has lost nothing, whether the host has seen the end or not.
+func TestFinishOfWhatAStreamHasEnded(t *testing.T) {
+	for range 20 {
+		w, of := externalWorld(t, 2, opTimeout)
+		works := make([]runner.Work, 2)
+		w.each(func(g *Group) error {
+			work, f := deviceSumAsync(g, 16)
+			works[g.rank] = work
+			return asError(f)
+		})
+		of(w.groups[1]).carryOut(0)
+		w.groups[0].Abort("the test")
+		require.NoError(t, asError(w.groups[1].Finish()))
+		require.NoError(t, asError(end(works[1])))
+		f := end(works[0]) // its stream is late
+		require.NotNil(t, f)
+		require.Equal(t, coll.Aborted, f.Status)
+		w.destroy()
+	}
 }
 
 // The timeout begins when the stream has reached the operation, and its error says that the stream does not end it.

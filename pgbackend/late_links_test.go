@@ -38,22 +38,32 @@ func holdDials(t *testing.T, w *world) (release func()) {
 	return release
 }
 
+// sumWithoutOne begins a sum on all ranks of a large group but one, to which most have no link, while no links are made.
+func sumWithoutOne(t *testing.T, timeout time.Duration) (w *world, absent int, works []runner.Work, end func()) {
+	t.Helper()
+	w = newLargeWorld(t, twelve)
+	absent = farthest(t, w)
+	release := holdDials(t, w)
+	for rank, g := range w.groups {
+		if rank != absent {
+			require.NoError(t, g.SetTimeout(timeout))
+			work, f := sumAsync(g, 1000)
+			require.Nil(t, f)
+			works = append(works, work)
+		}
+	}
+	return w, absent, works, func() {
+		release()
+		w.destroy()
+	}
+}
+
 // A rank to which there is no link in time may have done all that it is to do, so it is not the culprit of a timeout.
 func TestTimeoutWithoutLinks(t *testing.T) {
 	patient(t, time.Second)
 	notLate(t, func(t *testing.T) (late bool) {
-		w := newLargeWorld(t, twelve)
-		defer w.destroy()
-		absent := farthest(t, w)
-		defer holdDials(t, w)()
-		var works []runner.Work
-		for rank, g := range w.groups {
-			if rank != absent {
-				work, f := sumAsync(g, 1000)
-				require.Nil(t, f)
-				works = append(works, work)
-			}
-		}
+		w, absent, works, end := sumWithoutOne(t, opTimeout)
+		defer end()
 		unmet := 0
 		for _, f := range w.eachFailure(func(g *Group) *coll.Failure {
 			t, found := oldest(g.run)
@@ -90,19 +100,8 @@ func TestTimeoutWithoutLinks(t *testing.T) {
 func TestOthersTellTheCulprit(t *testing.T) {
 	patient(t, time.Second)
 	notLate(t, func(t *testing.T) (late bool) {
-		w := newLargeWorld(t, twelve)
-		defer w.destroy()
-		absent := farthest(t, w)
-		defer holdDials(t, w)()
-		var works []runner.Work
-		for rank, g := range w.groups {
-			if rank != absent {
-				require.NoError(t, g.SetTimeout(100*time.Millisecond))
-				work, f := sumAsync(g, 1000)
-				require.Nil(t, f)
-				works = append(works, work)
-			}
-		}
+		_, absent, works, end := sumWithoutOne(t, 100*time.Millisecond)
+		defer end()
 		for _, work := range works {
 			f := finish(work)
 			require.NotNil(t, f)

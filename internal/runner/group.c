@@ -88,6 +88,7 @@ uint64_t scr_group_open(const scr_group_config *config, scr_group **out) {
     generation = ((atomic_load_explicit(&g->word, memory_order_relaxed) >> SCR_GEN_SHIFT) + 1) & 0xffff;
     if (generation == 0) generation = 1;
     memset(&g->handle, 0, sizeof *g - offsetof(scr_group, handle));
+    atomic_store_explicit(&g->waited_soon, false, memory_order_relaxed);
   }
   size_t n = (size_t)config->size;
   scr_peer *peer = g ? zeroed(n * sizeof *peer) : NULL;
@@ -382,6 +383,9 @@ void scr_group_wake_all(scr_group *g) {
 }
 
 void scr_group_down(scr_group *g, const sagecomm_error *error) {
+#ifndef SCR_MUTANT_DOWN_LOOKS_AT_NO_STREAM
+  scr_complete_externals(g);
+#endif
   scr_cause *none = NULL,
             *cause =
                 scr_cause_new(error); /* without memory there is no cause, and errors read as for a destroyed group */

@@ -113,6 +113,9 @@ struct scr_group {
   /* The number of threads that use the group's memory without the drive lock. Like `word`, it stays valid after the
    * group is closed. */
   _Atomic uint32_t inside;
+  /* The last asynchronous collective that its caller had begun was waited for within policy.soon_ns. It stays valid, too: a thread may
+   * store it just behind the end of the group. */
+  _Atomic bool waited_soon;
   uint64_t handle;
   int32_t rank, size;
   bool trace;
@@ -148,8 +151,6 @@ struct scr_group {
     uint64_t hash;
     uint32_t spin_now;
     uint64_t attended; /* peers of other hosts for which the driver polls: bits, of the first 64 */
-    /* The last asynchronous collective that its caller had begun was waited for within policy.soon_ns. */
-    _Atomic bool waited_soon;
     /* Where the engine last saw the queue blocked. */
     scr_run *engine_run;
     _Atomic uint64_t *engine_flag;

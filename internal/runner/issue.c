@@ -1,4 +1,5 @@
 /* issue.c: issues collectives, on the fast path or through Go, and waits for operations by driving them. */
+#include <stdlib.h>
 
 #include "bucket.h"
 #include "composite.h"
@@ -164,21 +165,24 @@ static void begin_here(scr_group *g, scr_run *r) {
   g->coll.spin_now = 0;
   int rc = scr_drive(g, NULL, scr_now() + g->policy.begin_ns, &blocked);
   bool can_wait = rc == SCR_BLOCKED && blocked == r && g->lane == SCR_HOST_LANE && !scr_run_owes(r);
-  if (can_wait) atomic_store_explicit(&r->coll.left_ns, scr_now(), memory_order_relaxed);
-  if (can_wait && atomic_load_explicit(&g->coll.waited_soon, memory_order_relaxed)) {
+  bool leaves = can_wait && atomic_load_explicit(&g->waited_soon, memory_order_relaxed);
+  if (can_wait) {
+    int64_t soon = scr_now() + g->policy.soon_ns;
+    atomic_store_explicit(&r->coll.soon_ns, leaves ? soon : -soon, memory_order_relaxed);
+  }
+  if (leaves) {
     scr_drive_leave(g, r);
   } else {
     scr_drive_unlock(g); /* the next driver meets an incident again and reports it */
   }
 }
 
-/* A thread has come to wait for a run that its caller may have left. */
+/* A thread has come to wait for a run that its caller may have begun. */
 static void learn_from(scr_group *g, scr_run *r) {
-  if (atomic_load_explicit(&r->coll.left_ns, memory_order_relaxed) == 0) return;
-  int64_t left = atomic_exchange_explicit(&r->coll.left_ns, 0, memory_order_relaxed);
-  if (left == 0) return; /* another thread waits, too */
-  bool soon = scr_now() - left < g->policy.soon_ns;
-  atomic_store_explicit(&g->coll.waited_soon, soon, memory_order_relaxed);
+  if (atomic_load_explicit(&r->coll.soon_ns, memory_order_relaxed) == 0) return;
+  int64_t soon = atomic_exchange_explicit(&r->coll.soon_ns, 0, memory_order_relaxed);
+  if (soon == 0) return; /* another thread waits, too */
+  atomic_store_explicit(&g->waited_soon, scr_now() < llabs(soon), memory_order_relaxed);
 }
 
 /* Issues an operation that Go has to submit. */

@@ -315,19 +315,19 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   }
 }
 
-/* A program of one chunk publishes, and then reads or passes on what it has read. Whose peers are readers alone may be far ahead
- * of it: a broadcast, whose root waits for `consumed`, counts as owing. */
+/* Where every rank fills a slot, none can be far ahead of the others, so a run that only reads any more holds nobody up. A rank
+ * whose program fills none reads what others may go on to publish: they would wait for its `consumed`. */
 bool scr_run_owes(const scr_run *r) {
   const scr_program *pg = r->coll.program;
-  if (pg->sendrecv || r->coll.chunks != 1) return true;
+  if (pg->sendrecv || r->coll.chunks != 1) return true; /* before its heads are read it has no chunks */
+  bool fills = false;
   for (uint32_t i = pg->n_heads; i < pg->n_stages; i++) {
     const scr_stage *st = &pg->stage[i];
-    if (st->lag < r->coll.head || (st->lag == r->coll.head && i < r->coll.stage)) continue;
-    bool reads = st->action == SCR_COLLECT || (st->action == SCR_READ && st->from != SCR_FROM_ROOT) ||
-                 (st->action == SCR_REDUCE && st->back == SCR_NOBODY);
-    if (!reads) return true;
+    fills = fills || st->action == SCR_PUBLISH;
+    bool done = st->lag < r->coll.head || (st->lag == r->coll.head && i < r->coll.stage);
+    if (!done && (st->action == SCR_PUBLISH || st->back != SCR_NOBODY)) return true;
   }
-  return false;
+  return !fills;
 }
 
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns) {

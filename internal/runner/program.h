@@ -26,7 +26,7 @@ void scr_run_start(scr_group *g, scr_run *r);
 /* Advances the run until it is finished or blocked, or until_ns has passed (0: no limit).
  * Requires: the drive lock. */
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);
-/* Whether peers may need something that a blocked run has yet to publish. Requires: the drive lock. */
+/* Whether peers may need something that a blocked run has yet to do: docs/protocol.md, section 4. Requires: the drive lock. */
 bool scr_run_owes(const scr_run *r);
 
 /* Returns how many bytes are cut into chunks: the length of the longest block that this rank knows of. */

@@ -2,6 +2,9 @@
  * the queue is in the order of the numbers. */
 #include "queue.h"
 
+#include <sched.h>
+#include <stdlib.h>
+
 #include "bucket.h"
 #include "direct.h"
 #include "engine.h"
@@ -38,7 +41,10 @@ void scr_drive_leave(scr_group *g, const scr_run *r) {
 }
 
 void scr_see_to(scr_run *r) {
-  if (atomic_exchange_explicit(&r->coll.left_ns, 0, memory_order_relaxed) != 0) scr_engine_wake();
+  int64_t soon = atomic_exchange_explicit(&r->coll.soon_ns, 0, memory_order_relaxed);
+  if (soon == 0) return;
+  atomic_store_explicit(&r->group->waited_soon, false, memory_order_relaxed);
+  if (soon > 0) scr_engine_wake();
 }
 
 /* ---- the queue ---- */
@@ -97,11 +103,11 @@ static scr_run *queue_first(scr_group *g) {
 
 void scr_note_unattended(scr_group *g, int64_t now) {
   scr_run *r = queue_first(g);
-  int64_t left = r ? atomic_load_explicit(&r->coll.left_ns, memory_order_relaxed) : 0;
-  if (left == 0 || now - left < g->policy.soon_ns) return;
-  atomic_store_explicit(&r->coll.left_ns, 0, memory_order_relaxed);
+  int64_t soon = r ? atomic_load_explicit(&r->coll.soon_ns, memory_order_relaxed) : 0;
+  if (soon == 0 || now < llabs(soon)) return;
+  atomic_store_explicit(&r->coll.soon_ns, 0, memory_order_relaxed);
 #ifndef SCR_MUTANT_LEFT_FOR_EVER
-  atomic_store_explicit(&g->coll.waited_soon, false, memory_order_relaxed);
+  atomic_store_explicit(&g->waited_soon, false, memory_order_relaxed);
 #endif
 }
 
@@ -155,6 +161,17 @@ static int drive_externals(scr_group *g, const scr_run *until, scr_run **culprit
   int code = scr_external_met(g, culprit);
   if (code == 0) scr_external_sweep(g, until, false);
   return code;
+}
+
+void scr_complete_externals(scr_group *g) {
+  if (g->lane != SCR_DEVICE_LANE) return;
+  for (int64_t end = scr_now() + g->policy.drain_ns; !scr_drive_lock(g); sched_yield()) {
+    uint64_t w = atomic_load_explicit(&g->word, memory_order_relaxed);
+    if ((w & SCR_DOWN) || !(w & SCR_QUEUED) || scr_now() >= end) return;
+  }
+  scr_run *culprit; /* of a mismatch: the group goes down in any case */
+  if (!(atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN)) (void)drive_externals(g, NULL, &culprit);
+  scr_drive_unlock(g);
 }
 
 int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked) {

@@ -10,7 +10,8 @@ bool scr_drive_lock(scr_group *g);
 void scr_drive_unlock(scr_group *g);
 /* The same for a driver behind which a thread will wait for the run: the engine is only to look once in a while. */
 void scr_drive_leave(scr_group *g, const scr_run *r);
-/* Wakes the engine for a run that was left to a waiter, if none has come yet. Any thread may call it. */
+/* Nobody is going to wait for the run: wakes the engine if the run was left to a waiter and none has come yet. Any thread may call it.
+ * Requires: a reference. */
 void scr_see_to(scr_run *r);
 /* Notes it if nobody has come soon to wait for the run at the head of the queue. Requires: the drive lock. */
 void scr_note_unattended(scr_group *g, int64_t now);
@@ -21,6 +22,10 @@ int scr_drive(scr_group *g, scr_run *until, int64_t until_ns, scr_run **blocked)
 /* Requires: the drive lock; the group is down. Completes all queued runs, in order: with success as long as the
  * peers have published what a run needs, the rest with the group's error. */
 void scr_drain(scr_group *g);
+
+/* Completes the external runs whose streams have ended them, before the group goes down: nobody can tell afterwards whether a stream was
+ * cut. Where another thread drives the lane for long, it leaves them to that one. Holds: nothing. */
+void scr_complete_externals(scr_group *g);
 
 /* Numbers a run and appends it to the queue, which gets a reference of its own. With `own`, the program is freed with the
  * run. Returns false if the group is down. */

@@ -106,8 +106,10 @@ struct scr_run {
         longest;   /* bytes that are cut into chunks: the buffer or its longest block; all_to_all: that of all ranks */
     uint64_t base; /* offset of the first chunk in a block, behind its head */
     uint64_t seq, hash, ticket, chunks;
-    _Atomic int64_t left_ns; /* when its caller began it and left it to a waiter; 0: none has, or somebody sees to it */
-    uint64_t head;           /* position of the pipeline */
+    /* Of one that its caller has begun: until when a thread that comes to wait for it comes soon. Below 0, negated, where the engine was
+     * woken; else it is left to such a thread. 0: it has come, or none will. */
+    _Atomic int64_t soon_ns;
+    uint64_t head; /* position of the pipeline */
     uint32_t stage;
     bool stream_out;
     bool ahead;        /* its first chunk was published with the heads */

@@ -104,9 +104,10 @@ static bool has_failed(const scr_group *g) {
          (atomic_load_explicit(&g->word, memory_order_relaxed) & SCR_DOWN) != 0;
 }
 
-/* Every rank takes part in an external run. */
+/* Every rank takes part in an external run. One whose stream goes on behind a failure is complete only where a peer would have voided
+ * it. */
 int scr_check_external(scr_group *g, scr_run *r, int64_t now, bool compare, const scr_leaver *left) {
-  if (has_failed(g)) return r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
+  if (has_failed(g)) return r->gate.voided == NULL || r->flag == NULL || still_blocked(r) ? SCR_INCIDENT_FAILURE : 0;
   int code = compare ? scr_external_compare(g, r) : 0;
   if (code) return code;
   if (left != NULL && left->rank >= 0 && left->last < r->coll.seq && still_blocked(r)) {

@@ -45,6 +45,7 @@ PYTHON = {
         "behind_an_error or beside_graphs or capture_fails or running",
     ],
     "scripted": ["tests/python/test_shim_work.py", "-k", "written or abort_ends"],
+    "operators": ["tests/python/test_operators.py"],
     "vendors": ["tests/python/test_vendor_devices.py", "-k", "launch and (calls or waits)"],
 }
 # Packages, then the tests of them; all tests if no pattern follows.

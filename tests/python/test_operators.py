@@ -96,3 +96,32 @@ def compiled() -> None:
 
 def test_compiled_programs(world):
     world(SIZE).run(compiled)
+
+
+def used(x: torch.Tensor, matrix: torch.Tensor, gathers: bool, uses: bool) -> torch.Tensor:
+    """With no code for which inductor would have to compile C++."""
+    result = x @ matrix
+    if gathers:
+        result = gathered(result, 0)
+    else:
+        summed(result)
+    return result if uses else x
+
+
+def used_on_one_rank(backend: str, cache: str) -> None:
+    """A rank that left the operator out would come to the barrier instead, which is a mismatch."""
+    rank, matrix = dist.get_rank(), torch.eye(8).roll(1, 0)
+    products = [of_rank(i, 4, 8) @ matrix for i in range(SIZE)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", cache)
+        for gathers, want in ((False, sum(products)), (True, torch.cat(products))):
+            torch._dynamo.reset()
+            function = torch.compile(used, backend=backend, fullgraph=True)
+            got = function(of_rank(rank, 4, 8), matrix, gathers, rank == 0)
+            dist.barrier()
+            assert torch.equal(got, want if rank == 0 else of_rank(rank, 4, 8))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_a_result_that_one_rank_uses(world, tmp_path, backend):
+    world(SIZE).run(used_on_one_rank, backend, str(tmp_path))

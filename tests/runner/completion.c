@@ -36,17 +36,9 @@ static void ended(void *ctx, int32_t status, const sagecomm_error *err) {
 
 static void begin(link *l) {
   l->data = l->r->rank + l->depth;
-  sagecomm_segment s = {&l->data, 4};
-  sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE,
-                    .dtype = SAGECOMM_INT32,
-                    .flags = SAGECOMM_ASYNC,
-                    .n_in = 1,
-                    .n_out = 1,
-                    .in = &s,
-                    .out = &s};
   sagecomm_work work;
   sagecomm_error err = {0};
-  int32_t status = scr_issue(l->r->handle, &op, &work, NULL, &err);
+  int32_t status = begin_sum(l->r, &l->data, 0, &work, &err);
   if (status == SAGECOMM_PENDING) {
     status = scr_on_done(work, ended, l, &err);
     scr_release(work);
@@ -94,17 +86,9 @@ static void both(rank *r, void *arg) {
   (void)arg;
   for (int round = 0; round < 60; round++) {
     int32_t data = 1;
-    sagecomm_segment s = {&data, 4};
-    sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE,
-                      .dtype = SAGECOMM_INT32,
-                      .flags = SAGECOMM_ASYNC,
-                      .n_in = 1,
-                      .n_out = 1,
-                      .in = &s,
-                      .out = &s};
     race c = {0};
     sagecomm_error err;
-    int32_t status = scr_issue(r->handle, &op, &c.work, NULL, &err);
+    int32_t status = begin_sum(r, &data, 0, &c.work, &err);
     CHECK(status >= 0);
     if (status == SAGECOMM_OK) continue;
     pthread_t other;

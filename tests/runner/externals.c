@@ -1,289 +1,352 @@
-/* externals.c: external runs whose streams end them in any order, as runs on several devices do (docs/protocol.md, section 12). The
- * test plays the streams. gates.c has more of external runs. */
+/* externals.c: external runs, whose streams carry them out (docs/protocol.md, section 12). The tests move the words of their gates. */
 #include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "../../internal/runner/gates.h"
-#include "scenarios.h"
+#include "trips.h"
 
 static int size;
 
-typedef struct external {
-  scr_gate_words words;
-  sagecomm_work work;
-} external;
-
-static external *new_externals(int n) {
-  external *e = aligned_alloc(SCR_LINE, (size_t)n * sizeof *e);
-  CHECK(e != NULL);
-  memset(e, 0, (size_t)n * sizeof *e);
-  return e;
-}
-
-static int64_t timeout_ns; /* of the next operation; 0: that of the group */
-
-/* Issues an operation without data at a gate. */
-static int32_t issue_at(const rank *r, scr_gate_words *words, bool is_external, int kind, sagecomm_work *work) {
-  next_gate[r->rank] = (scr_gate){.words = words, .inputs = 1, .outputs = 1, .external = is_external};
-  sagecomm_op op = {.kind = (uint8_t)kind, .dtype = SAGECOMM_INT32, .device_type = 1, .timeout_ns = timeout_ns};
-  sagecomm_error err;
-  return scr_issue(r->handle, &op, work, NULL, &err);
-}
-
-static void issue(const rank *r, external *e, int kind) {
-  CHECK(issue_at(r, &e->words, true, kind, &e->work) == SAGECOMM_PENDING);
-}
-
-static void carry_out(external *e) {
-  atomic_store_explicit(&e->words.input_ready, 1, memory_order_release);
-  atomic_store_explicit(&e->words.output_taken, 1, memory_order_release);
-}
-
-static int32_t end(external *e) {
-  sagecomm_error err;
-  return complete(e->work, &err);
-}
-
-static bool is_pending(external *e) {
-  sagecomm_error err;
-  return scr_wait(e->work, 0, &err) == SAGECOMM_PENDING;
-}
-
-static void run(int n, waiting w, uint64_t seed, rank_fn *fn, void *arg) {
+static void run(int n, waiting w, uint64_t seed, rank_fn *fn) {
   size = n;
-  device_lanes = true;
-  run_ranks(n, w.spin, w.yield_us, seed, fn, arg);
-  device_lanes = false;
+  run_on_devices(n, w, seed, fn);
 }
 
-static void await_the_end(const rank *r) {
+#define EXTERNAL 100
+
+static sagecomm_op external(const rank *r, trip *t, int kind) {
+  sagecomm_op op = operation(r, t, kind);
+  next_gate[r->rank].external = true;
+  return op;
+}
+
+/* Issues EXTERNAL external runs, whose gates get words of zero. */
+static void issue_external(rank *r, trip *t, scr_gate_words *words, sagecomm_work *work) {
+  sagecomm_error err;
+  memset(words, 0, EXTERNAL * sizeof *words);
+  for (int i = 0; i < EXTERNAL; i++) {
+    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+    next_gate[r->rank].words = &words[i];
+    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
+  }
+}
+
+/* External runs complete in the order in which their streams do, and wait for no peer. More of them than there are slots lie
+ * between two runs with a program. */
+static void external_runs(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_gate_words *words = aligned_alloc(SCR_LINE, EXTERNAL * sizeof *words);
+  sagecomm_work work[EXTERNAL];
+  sagecomm_error err;
+  chunk_of(r, 64);
+  issue_external(r, t, words, work);
+  for (int i = EXTERNAL; i-- > 0;) { /* the last one first */
+    CHECK(scr_wait(work[i], 0, &err) == SAGECOMM_PENDING);
+    atomic_store_explicit(&words[i].input_ready, 1, memory_order_release);
+    atomic_store_explicit(&words[i].output_taken, 1, memory_order_release);
+    CHECK(complete(work[i], &err) == SAGECOMM_OK);
+  }
+  chunk_of(r, 64);
   meet();
   while (scr_group_unfinished(r->beside->group) != 0) sched_yield(); /* the engine may be looking */
   meet();
+  free(words);
+  free_trip(t);
 }
 
-/* ---- streams end runs in any order, and further ones are issued between ---- */
+void test_external(int n, waiting w, uint64_t seed) { run(n, w, seed, external_runs); }
 
-#define RUNS 150
-#define UNDER_WAY 6
-
-static void of_streams(rank *r, void *arg) {
+/* One rank makes another call than the others, and no data moves between them. */
+static void external_mismatch(rank *r, void *arg) {
   (void)arg;
-  uint64_t own = (r->random + (uint64_t)r->rank) | 1;
-  external *all = new_externals(RUNS);
-  int open[UNDER_WAY], n = 0;
-  for (int issued = 0; issued < RUNS || n > 0;) {
-    if (issued < RUNS && (n == 0 || (n < UNDER_WAY && next_random(&own) % 2))) {
-      issue(r, &all[issued], SAGECOMM_ALL_REDUCE);
-      open[n++] = issued++;
-      continue;
-    }
-    int k = (int)(next_random(&own) % (uint64_t)n);
-    for (int i = 0; i < n; i++) CHECK(is_pending(&all[open[i]]));
-    carry_out(&all[open[k]]);
-    CHECK(end(&all[open[k]]) == SAGECOMM_OK);
-    open[k] = open[--n];
+  trip *t = new_trip(64, 64, 0, 1);
+  sagecomm_work work[EXTERNAL];
+  sagecomm_error err;
+  int issued = 0;
+  for (int i = 0; i < EXTERNAL; i++) {
+    bool other = r->rank == size - 1 && i == 40;
+    if (i == 30) meet(); /* all have issued some when the group fails */
+    sagecomm_op op = external(r, t, other ? SAGECOMM_BARRIER : SAGECOMM_ALL_REDUCE);
+    int32_t status = scr_issue(r->handle, &op, &work[issued], NULL, &err);
+    if (status == SAGECOMM_PENDING) issued++;
+    if (status < 0) CHECK(status == SAGECOMM_MISMATCH);
   }
-  await_the_end(r);
-  free(all);
-}
-
-void test_externals_of_streams(int n, waiting w, uint64_t seed) { run(n, w, seed, of_streams, NULL); }
-
-/* ---- the calls of each run that is done are compared before it is complete, not those of the first one alone ---- */
-
-static void behind_another(rank *r, void *arg) {
-  (void)arg;
-  external *e = new_externals(2);
-  const scr_group *g = r->beside->group;
-  issue(r, &e[0], SAGECOMM_ALL_REDUCE); /* its stream does not come */
-  if (r->rank != 0) issue(r, &e[1], SAGECOMM_ALL_REDUCE);
-  if (r->rank == 0) {
-    while (scr_group_recorded(g, 1) < 2) sched_yield();
-    carry_out(&e[1]);
-    int32_t status = issue_at(r, &e[1].words, true, SAGECOMM_BARRIER, &e[1].work);
-    if (status == SAGECOMM_PENDING) status = end(&e[1]);
-    CHECK(status == SAGECOMM_MISMATCH);
-  } else {
-    CHECK(end(&e[1]) == SAGECOMM_MISMATCH);
-  }
-  CHECK(end(&e[0]) == SAGECOMM_MISMATCH);
+  CHECK(issued > 0);
+  for (int i = 0; i < issued; i++) CHECK(complete(work[i], &err) == SAGECOMM_MISMATCH);
   meet();
-  free(e);
+  free_trip(t);
 }
 
-void test_external_behind_another(int n, waiting w, uint64_t seed) {
-  if (n == 2) run(n, w, seed, behind_another, NULL);
+void test_external_mismatch(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_mismatch);
 }
 
-/* ---- a group goes down, and its library is aborted, while a driver asks whether the stream is done ---- */
-
-/* The driver reads output_taken on a page that it may not read: meanwhile the group goes down, and then the stream goes on. */
-static struct {
-  unsigned char *page;
-  scr_gate_words *words;
-  scr_group *group;
-  volatile bool met;
-} trap;
-
-__attribute__((no_sanitize("thread"))) static void while_it_is_read(int signal) {
-  (void)signal;
-  mprotect(trap.page, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE);
-  *(volatile uint64_t *)&trap.group->word |= SCR_DOWN;
-  *(volatile uint64_t *)&trap.words->output_taken = 1;
-  trap.met = true;
-}
-
-static void cut_while_asked(rank *r, void *arg) {
-  (void)arg;
-  size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  unsigned char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(memory != MAP_FAILED);
-  scr_gate_words *words = (scr_gate_words *)(void *)(memory + page - SCR_LINE); /* input_ready in front of the page */
+/* Calls `f` on the group of rank 0 while all ranks have recorded their calls and no thread drives a lane. */
+static void undriven(rank *r, void (*f)(scr_group *g)) {
   scr_group *g = r->beside->group;
-  sagecomm_work work;
-  sagecomm_error err;
-  CHECK(issue_at(r, words, true, SAGECOMM_ALL_REDUCE, &work) == SAGECOMM_PENDING);
-  while (!scr_drive_lock(g)) sched_yield(); /* nobody else looks */
-  atomic_store_explicit(&words->input_ready, 1, memory_order_release);
-  trap.page = memory + page;
-  trap.words = words;
-  trap.group = g;
-  trap.met = false;
-  struct sigaction catches = {.sa_handler = while_it_is_read}, before;
-  CHECK(sigaction(SIGSEGV, &catches, &before) == 0);
-  CHECK(mprotect(trap.page, page, PROT_NONE) == 0);
-  bool all_done = scr_external_sweep(g, NULL, false);
-  CHECK(sigaction(SIGSEGV, &before, NULL) == 0);
-  CHECK(trap.met);
-  CHECK(!all_done && !(atomic_load(&scr_run_of(work)->state) & SCR_DONE));
-  declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
+  scr_run *blocked = NULL;
+  while (!scr_drive_lock(g)) sched_yield();
+  CHECK(scr_drive(g, NULL, 0, &blocked) == SCR_BLOCKED);
+  meet();
+  if (r->rank == 0) f(g);
+  meet();
   scr_drive_unlock(g);
-  CHECK(complete(work, &err) == SAGECOMM_ABORTED);
-  while (scr_group_unfinished(g) != 0) sched_yield();
-  munmap(memory, 2 * page);
 }
 
-void test_external_cut_while_asked(int n, waiting w, uint64_t seed) {
-  if (n == 1) run(n, w, seed, cut_while_asked, NULL);
+static uint64_t change_hash(const scr_group *g, int32_t peer, uint64_t seq, uint64_t by) {
+  return atomic_fetch_add(&g->peer[peer].shared->records[seq % SCR_RECORDS].hash, by);
 }
 
-/* ---- who waits for an external run that is done does not wait for what is behind it ---- */
+static int compare_all(scr_group *g) { return scr_external_compare(g, g->coll.external_head); }
 
-#define TRIALS 20
-#define SLICE_NS (20 * 1000000000LL)
-
-static void beside_a_gate(rank *r, void *arg) {
-  (void)arg;
-  external *e = new_externals(2 * TRIALS);
-  sagecomm_error err;
-  for (int i = 0; i < TRIALS; i++) {
-    external *done = &e[2 * i], *late = &e[2 * i + 1];
-    issue(r, done, SAGECOMM_ALL_REDUCE);
-    CHECK(issue_at(r, &late->words, false, SAGECOMM_ALL_REDUCE, &late->work) == SAGECOMM_PENDING);
-    carry_out(done);
-    int64_t began = scr_now();
-    CHECK(scr_wait(done->work, SLICE_NS, &err) == SAGECOMM_OK);
-    CHECK(scr_now() - began < SLICE_NS / 2);
-    scr_release(done->work);
-    CHECK(is_pending(late));
-    atomic_store_explicit(&late->words.input_ready, 1, memory_order_release);
-    CHECK(end(late) == SAGECOMM_OK);
+/* What was compared is not compared again, and what comes later is, also where the peer is more calls ahead than it keeps. */
+static void compare_runs(scr_group *g) {
+  const uint64_t last = EXTERNAL;
+  const scr_peer *p = &g->peer[g->size - 1];
+  CHECK(compare_all(g) == 0 && p->agreed == last && p->recorded_seen == last);
+  change_hash(g, g->size - 1, last, 1);
+  CHECK(compare_all(g) == 0);
+  scr_peer *again = &g->peer[g->size - 1];
+  again->agreed = last - 1;
+  CHECK(compare_all(g) == SCR_INCIDENT_MISMATCH && g->coll.external_head->peer == g->size - 1);
+  change_hash(g, g->size - 1, last, UINT64_MAX);
+  for (uint64_t seen = 0; seen <= last; seen++) { /* wherever it has stopped reading */
+    again->recorded_seen = seen;
+    CHECK(compare_all(g) == 0 && p->agreed == last && p->recorded_seen == last);
   }
-  await_the_end(r);
-  free(e);
+  scr_record *next = &p->shared->records[5]; /* while the owner writes one over that was not read yet */
+  uint64_t seq = atomic_exchange(&next->seq, 0);
+  again->recorded_seen = 4;
+  CHECK(compare_all(g) == 0 && p->recorded_seen == last);
+  atomic_store(&next->seq, seq);
 }
 
-void test_external_beside_a_gate(int n, waiting w, uint64_t seed) {
-  if (n == 1) run(n, w, seed, beside_a_gate, NULL);
+/* A look at all runs visits each rank once: it compares the last call that both have recorded, and no earlier one. */
+static void check_runs(scr_group *g) {
+  scr_run *culprit = NULL;
+  int64_t now = scr_now();
+  change_hash(g, g->size - 1, EXTERNAL - 1, 1);
+  CHECK(scr_external_check(g, now, &culprit) == 0);
+  change_hash(g, g->size - 1, EXTERNAL - 1, UINT64_MAX);
+  _Atomic uint64_t *left = &g->peer[g->size - 1].lane[SCR_HOST_LANE]->left;
+  atomic_store(left, 1);
+  CHECK(scr_external_check(g, now, &culprit) == 0); /* it has called all of them */
+  scr_record *newest = &g->peer[g->size - 1].shared->records[EXTERNAL % SCR_RECORDS];
+  atomic_store(&newest->seq, EXTERNAL - SCR_RECORDS);
+  CHECK(scr_external_check(g, now, &culprit) == SCR_INCIDENT_LEFT && culprit->coll.seq == EXTERNAL);
+  CHECK(culprit->peer == g->size - 1);
+  CHECK(scr_check_external(g, culprit, now, false, NULL) == 0); /* before a sleep at a gate it visits nobody */
+  atomic_store(&newest->seq, EXTERNAL);
+  atomic_store(left, 0);
 }
 
-/* ---- the engine looks at all of them ---- */
+/* Calls are compared in each look, and with each operation, in groups of hundreds of ranks. */
+static void external_compared(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_gate_words *words = aligned_alloc(SCR_LINE, EXTERNAL * sizeof *words);
+  sagecomm_work work[EXTERNAL];
+  sagecomm_error err;
+  issue_external(r, t, words, work);
+  undriven(r, compare_runs);
+  undriven(r, check_runs);
+  for (int i = 0; i < EXTERNAL; i++) {
+    atomic_store_explicit(&words[i].input_ready, 1, memory_order_release);
+    atomic_store_explicit(&words[i].output_taken, 1, memory_order_release);
+    CHECK(complete(work[i], &err) == SAGECOMM_OK);
+  }
+  meet();
+  while (scr_group_unfinished(r->beside->group) != 0) sched_yield();
+  meet();
+  free(words);
+  free_trip(t);
+}
+
+void test_external_compared(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_compared);
+}
 
 static void note_status(void *ctx, int32_t status, const sagecomm_error *err) {
   (void)err;
   atomic_store((_Atomic int32_t *)ctx, status);
 }
 
-/* The stream of the first run does not come, so that has no deadline. */
-static void late_behind_another(rank *r, void *arg) {
+/* The engine looks at external runs also while the first run in the queue waits at its gate: one that no peer makes times out. */
+static void external_before_a_gate(rank *r, void *arg) {
   (void)arg;
-  external *e = new_externals(2);
-  sagecomm_error err;
-  issue(r, &e[0], SAGECOMM_ALL_REDUCE);
-  timeout_ns = 100 * 1000000;
-  issue(r, &e[1], SAGECOMM_ALL_REDUCE);
-  timeout_ns = 0;
-  _Atomic int32_t status = SAGECOMM_PENDING;
-  CHECK(scr_on_done(e[1].work, note_status, (void *)&status, &err) == SAGECOMM_PENDING);
-  atomic_store_explicit(&e[1].words.input_ready, 1, memory_order_release);
-  for (int64_t begun = scr_now(); atomic_load(&status) == SAGECOMM_PENDING; sched_yield()) {
-    CHECK(scr_now() - begun < 20 * 1000000000LL);
-  }
-  CHECK(atomic_load(&status) == SAGECOMM_TIMEOUT);
-  scr_release(e[1].work);
-  CHECK(end(&e[0]) == SAGECOMM_TIMEOUT);
-  while (scr_group_unfinished(r->beside->group) != 0) sched_yield();
-  free(e);
-}
-
-void test_external_late_behind_another(int n, waiting w, uint64_t seed) {
-  if (n == 1) run(n, w, seed, late_behind_another, NULL);
-}
-
-/* ---- marks ---- */
-
-static int compare(scr_group *g) {
-  g->peer[1].agreed = 0;
-  return scr_external_compare(g, g->coll.external_head);
-}
-
-/* Where a peer keeps no record of a call any more, marks tell of a difference before it. */
-static void compare_marks(scr_group *g, uint64_t last) {
-  scr_record *newest = &g->peer[1].shared->records[last % SCR_RECORDS];
-  scr_mark *mark = &g->peer[1].shared->marks[last / SCR_MARK_EVERY % SCR_MARKS];
-  CHECK(atomic_load(&mark->seq) == last / SCR_MARK_EVERY * SCR_MARK_EVERY);
-  CHECK(compare(g) == 0);
-  atomic_fetch_add(&mark->hash, 1);
-  CHECK(compare(g) == 0); /* the record is newer */
-  atomic_store(&newest->seq, last + SCR_RECORDS);
-  CHECK(compare(g) == SCR_INCIDENT_MISMATCH && g->coll.external_head->peer == 1);
-  uint64_t seq = atomic_exchange(&mark->seq, 0); /* its owner writes it */
-  CHECK(compare(g) == 0);
-  atomic_store(&mark->seq, seq);
-  atomic_fetch_sub(&mark->hash, 1);
-  CHECK(compare(g) == 0);
-  atomic_store(&newest->seq, last);
-}
-
-/* A driver compares calls when it starts one whose number has a mark, though no stream has ended. */
-static void marks(rank *r, void *arg) {
-  (void)arg;
-  const int last = 2 * SCR_MARK_EVERY;
-  external *e = new_externals(last);
-  scr_group *g = r->beside->group;
-  for (int i = 0; i < last - 1; i++) issue(r, &e[i], SAGECOMM_ALL_REDUCE);
-  scr_run *culprit = NULL;
-  while (!scr_drive_lock(g)) sched_yield();
-  CHECK(scr_drive(g, NULL, 0, &culprit) == SCR_BLOCKED); /* all of them are recorded */
-  meet();
-  if (r->rank == 0) compare_marks(g, (uint64_t)last - 1);
-  meet();
-  if (r->rank == 1) scr_drive_unlock(g);
-  if (r->rank == 1) issue(r, &e[last - 1], SAGECOMM_BARRIER);
   if (r->rank == 0) {
-    while (scr_group_recorded(g, 1) < (uint64_t)last) sched_yield();
-    issue(r, &e[last - 1], SAGECOMM_ALL_REDUCE);
-    CHECK(scr_drive(g, NULL, 0, &culprit) == SCR_INCIDENT_MISMATCH && culprit->coll.seq == (uint64_t)last);
-    scr_drive_unlock(g);
+    trip *t = new_trip(64, 64, 0, 1), *late = new_trip(64, 64, 0, 1);
+    sagecomm_work work, behind;
+    sagecomm_error err;
+    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+    op.timeout_ns = 100 * 1000000;
+    atomic_store_explicit(&t->words.input_ready, 1, memory_order_release);
+    CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+    op = operation(r, late, SAGECOMM_ALL_REDUCE); /* its stream never reaches it */
+    CHECK(scr_issue(r->handle, &op, &behind, NULL, &err) == SAGECOMM_PENDING);
+    _Atomic int32_t status = SAGECOMM_PENDING;
+    CHECK(scr_on_done(work, note_status, (void *)&status, &err) == SAGECOMM_PENDING);
+    for (int64_t end = scr_now() + 20 * 1000000000LL; atomic_load(&status) == SAGECOMM_PENDING; sched_yield()) {
+      CHECK(scr_now() < end);
+    }
+    CHECK(atomic_load(&status) == SAGECOMM_TIMEOUT);
+    scr_release(work);
+    CHECK(complete(behind, &err) == SAGECOMM_TIMEOUT);
+    free_trip(t);
+    free_trip(late);
   }
-  for (int i = 0; i < last; i++) CHECK(end(&e[i]) == SAGECOMM_MISMATCH);
   meet();
-  free(e);
 }
 
-void test_marks(int n, waiting w, uint64_t seed) {
-  if (n == 2) run(n, w, seed, marks, NULL);
+void test_external_before_a_gate(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_before_a_gate);
 }
+
+/* A library whose group is down is aborted: its kernel ends early, and the stream goes on. That is no success, also for a driver that
+ * looks only then. */
+static void external_cut(rank *r, void *arg) {
+  (void)arg;
+  static _Atomic uint32_t voided; /* no peer does that */
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_group *g = r->beside->group;
+  sagecomm_work work;
+  sagecomm_error err;
+  sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+  next_gate[r->rank].voided = &voided;
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+  while (!scr_drive_lock(g)) sched_yield(); /* nobody drains the lane meanwhile */
+  meet();
+  declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
+  atomic_store_explicit(&t->words.input_ready, 1, memory_order_release);
+  atomic_store_explicit(&t->words.output_taken, 1, memory_order_release);
+  scr_drive_unlock(g);
+  CHECK(complete(work, &err) == SAGECOMM_ABORTED);
+  meet();
+  free_trip(t);
+}
+
+void test_external_cut(int n, waiting w, uint64_t seed) { run(n, w, seed, external_cut); }
+
+/* The stream has ended the second operation, which no peer has voided, and no driver has looked since when the group goes down: it is
+ * complete. The first one, whose stream is late, is not. The lock is released without waking the engine. */
+static void external_unseen(rank *r, void *arg) {
+  (void)arg;
+  static _Atomic uint32_t voided;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_group *g = r->beside->group;
+  scr_gate_words words[2];
+  memset(words, 0, sizeof words);
+  sagecomm_work work[2];
+  sagecomm_error err;
+  for (int i = 0; i < 2; i++) {
+    sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+    next_gate[r->rank].words = &words[i];
+    next_gate[r->rank].voided = &voided;
+    CHECK(scr_issue(r->handle, &op, &work[i], NULL, &err) == SAGECOMM_PENDING);
+  }
+  while (!scr_drive_lock(g)) sched_yield();
+  meet();
+  atomic_store_explicit(&words[1].input_ready, 1, memory_order_release);
+  atomic_store_explicit(&words[1].output_taken, 1, memory_order_release);
+  atomic_fetch_and_explicit(&g->word, ~SCR_LOCKED, memory_order_acq_rel);
+  scr_group_down(g, &(sagecomm_error){.status = SAGECOMM_ABORTED}); /* no other rank hears of it */
+  CHECK(complete(work[0], &err) == SAGECOMM_ABORTED);
+  CHECK(complete(work[1], &err) == SAGECOMM_OK);
+  meet();
+  free_trip(t);
+}
+
+void test_external_unseen(int n, waiting w, uint64_t seed) { run(n, w, seed, external_unseen); }
+
+/* A peer's library is aborted behind the failure that the peer has declared, and so ends what this rank's stream waits for. */
+static void external_failed(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_group *g = r->beside->group;
+  sagecomm_work work;
+  sagecomm_error err, cause = {.status = SAGECOMM_ABORTED, .rank = size - 1};
+  sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+  while (!scr_drive_lock(g)) sched_yield();
+  meet();
+  scr_group_set_failure(r->group, &cause, sizeof cause); /* of one rank; nobody takes a group down */
+  atomic_store_explicit(&t->words.input_ready, 1, memory_order_release);
+  atomic_store_explicit(&t->words.output_taken, 1, memory_order_release);
+  scr_run *blocked = NULL;
+  scr_drive(g, NULL, 0, &blocked);
+  scr_drive_unlock(g);
+  CHECK(complete(work, &err) == SAGECOMM_ABORTED);
+  meet();
+  free_trip(t);
+}
+
+void test_external_failed(int n, waiting w, uint64_t seed) { run(n, w, seed, external_failed); }
+
+/* A rank leaves after its last call. What it has called succeeds, though its peers' streams are late. What it has not called fails. */
+static void external_left(rank *r, void *arg) {
+  (void)arg;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_gate_words words[2];
+  memset(words, 0, sizeof words);
+  sagecomm_work work[2];
+  sagecomm_error err;
+  bool leaves = r->rank == size - 1;
+  sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+  next_gate[r->rank].words = &words[0];
+  CHECK(scr_issue(r->handle, &op, &work[0], NULL, &err) == SAGECOMM_PENDING);
+  meet();
+  if (!leaves) meet();
+  atomic_store_explicit(&words[0].input_ready, 1, memory_order_release);
+  if (!leaves) CHECK(scr_wait(work[0], 5000000, &err) == SAGECOMM_PENDING); /* it looks who has left */
+  atomic_store_explicit(&words[0].output_taken, 1, memory_order_release);
+  CHECK(complete(work[0], &err) == SAGECOMM_OK);
+  if (leaves) {
+    scr_group_goodbye(r->group);
+    meet();
+  }
+  meet(); /* nobody makes the call that fails before all have made the first */
+  if (!leaves) {
+    op = external(r, t, SAGECOMM_ALL_REDUCE);
+    next_gate[r->rank].words = &words[1];
+    atomic_store_explicit(&words[1].input_ready, 1,
+                          memory_order_release); /* and no more: a kernel waits for the rank that has left */
+    int32_t status = scr_issue(r->handle, &op, &work[1], NULL, &err);
+    if (status == SAGECOMM_PENDING) status = complete(work[1], &err);
+    CHECK(status == SAGECOMM_PEER_FAILURE && err.rank == size - 1);
+  }
+  meet();
+  while (scr_group_unfinished(r->beside->group) != 0) sched_yield();
+  meet();
+  free_trip(t);
+}
+
+void test_external_left(int n, waiting w, uint64_t seed) {
+  if (n > 1) run(n, w, seed, external_left);
+}
+
+/* A peer has voided the operation before its stream went on. That is no success, also before anybody declares a failure. */
+static void external_void(rank *r, void *arg) {
+  (void)arg;
+  static _Atomic uint32_t voided = 1;
+  trip *t = new_trip(64, 64, 0, 1);
+  scr_group *g = r->beside->group;
+  sagecomm_work work;
+  sagecomm_error err;
+  sagecomm_op op = external(r, t, SAGECOMM_ALL_REDUCE);
+  next_gate[r->rank].voided = &voided;
+  CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
+  atomic_store_explicit(&t->words.input_ready, 1, memory_order_release);
+  atomic_store_explicit(&t->words.output_taken, 1, memory_order_release);
+  scr_run *blocked = NULL;
+  while (!scr_drive_lock(g)) sched_yield();
+  scr_drive(g, NULL, 0, &blocked);
+  CHECK(atomic_load(&g->word) & SCR_QUEUED); /* or the engine would not look at it any more */
+  scr_drive_unlock(g);
+  meet();
+  declare(r, SAGECOMM_ABORTED, 0, "the user aborts");
+  CHECK(complete(work, &err) == SAGECOMM_ABORTED);
+  meet();
+  free_trip(t);
+}
+
+void test_external_void(int n, waiting w, uint64_t seed) { run(n, w, seed, external_void); }

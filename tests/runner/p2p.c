@@ -197,24 +197,6 @@ void test_sleep_beside_another(int n, waiting w, uint64_t seed) {
 
 /* ---- the engine drives operations without a waiter, even out of a sound sleep ---- */
 
-typedef struct ended {
-  _Atomic int64_t at;
-  _Atomic int32_t status;
-} ended;
-
-static void note_end(void *ctx, int32_t status, const sagecomm_error *err) {
-  (void)err;
-  ended *e = ctx;
-  atomic_store(&e->status, status);
-  atomic_store(&e->at, scr_now());
-}
-
-/* Waits without driving the group. */
-static int64_t sleep_until(const _Atomic int64_t *at) {
-  while (atomic_load(at) == 0) usleep(200);
-  return atomic_load(at);
-}
-
 static _Atomic int64_t sent_at;
 
 static void left_alone(rank *r, void *arg) {
@@ -231,13 +213,13 @@ static void left_alone(rank *r, void *arg) {
       end(post(r, SAGECOMM_SEND, 0, i, data, n));
     } else {
       memset(data, 0, n * 4);
-      ended e = {0};
+      ending e = {0};
       sagecomm_error err;
       sagecomm_work work = post(r, SAGECOMM_RECV, 1, i, data, n);
       int32_t status =
           work ? scr_on_done(work, note_end, &e, &err) : SAGECOMM_OK; /* complete if this thread was held up */
-      int64_t took = status == SAGECOMM_PENDING ? sleep_until(&e.at) - atomic_load(&sent_at) : INT64_MAX;
-      CHECK(atomic_load(&e.status) == SAGECOMM_OK);
+      int64_t took = status == SAGECOMM_PENDING ? sleep_until_end(&e) - atomic_load(&sent_at) : INT64_MAX;
+      CHECK(e.status == SAGECOMM_OK);
       for (uint32_t j = 0; j < n; j++) CHECK(data[j] == value(1, i, j));
       if (n == 1 && took < *best) *best = took;
       if (work) scr_release(work);
@@ -271,12 +253,12 @@ static void nobody_sends(rank *r, void *arg) {
                       .timeout_ns = 50 * 1000000};
     sagecomm_work work;
     sagecomm_error err;
-    ended e = {0};
+    ending e = {0};
     int64_t began = scr_now();
     CHECK(scr_issue(r->handle, &op, &work, NULL, &err) == SAGECOMM_PENDING);
     CHECK(scr_on_done(work, note_end, &e, &err) == SAGECOMM_PENDING);
-    *took = sleep_until(&e.at) - began;
-    CHECK(atomic_load(&e.status) == SAGECOMM_TIMEOUT);
+    *took = sleep_until_end(&e) - began;
+    CHECK(e.status == SAGECOMM_TIMEOUT);
     scr_release(work);
   }
   meet();

@@ -311,16 +311,6 @@ void test_looks_at_gates(int n, waiting w, uint64_t seed) {
   if (n == 2) run(n, w, seed, looks_often, NULL);
 }
 
-typedef struct ended {
-  _Atomic int64_t at;
-} ended;
-
-static void note_end(void *ctx, int32_t status, const sagecomm_error *err) {
-  (void)err;
-  CHECK(status == SAGECOMM_OK);
-  atomic_store(&((ended *)ctx)->at, scr_now());
-}
-
 #define TRIALS 10
 #define SOON (8 * 1000000) /* an engine that does not look at gates looks every 20 ms */
 
@@ -328,7 +318,7 @@ static void note_end(void *ctx, int32_t status, const sagecomm_error *err) {
 static void left_to_the_engine(rank *r, void *arg) {
   int *soon = arg;
   for (int i = 0; i < TRIALS; i++) {
-    ended e = {0};
+    ending e = {0};
     sagecomm_error err;
     trip *t = r->rank == 0 ? post(r, false, 1, 0, 10, 0) : post(r, true, 0, 0, 10, 0);
     if (r->rank == 1) reach(r, t);
@@ -339,8 +329,8 @@ static void left_to_the_engine(rank *r, void *arg) {
       usleep(7000 + 3000 * (unsigned)i);
       reach(r, t);
       int64_t reached = scr_now();
-      while (atomic_load(&e.at) == 0) usleep(100);
-      *soon += atomic_load(&e.at) - reached < SOON;
+      *soon += sleep_until_end(&e) - reached < SOON;
+      CHECK(e.status == SAGECOMM_OK);
       scr_release(t->work);
       while (!is_open(t)) sched_yield();
       drop(t);

@@ -3,6 +3,7 @@
 #include "ranks.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include "plans.h"
 
@@ -185,6 +186,33 @@ int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err) {
   int32_t status = scr_issue(r->handle, op, &work, NULL, err);
   return status == SAGECOMM_PENDING ? complete(work, err) : status;
 }
+
+int32_t begin_sum(const rank *r, int32_t *data, int64_t timeout_ns, sagecomm_work *work, sagecomm_error *err) {
+  sagecomm_segment s = {data, 4};
+  sagecomm_op op = {.kind = SAGECOMM_ALL_REDUCE,
+                    .dtype = SAGECOMM_INT32,
+                    .flags = SAGECOMM_ASYNC,
+                    .n_in = 1,
+                    .n_out = 1,
+                    .in = &s,
+                    .out = &s,
+                    .timeout_ns = timeout_ns};
+  return scr_issue(r->handle, &op, work, NULL, err);
+}
+
+void note_end(void *p, int32_t status, const sagecomm_error *err) {
+  (void)err;
+  ending *e = p;
+  e->status = status;
+  atomic_store(&e->at, scr_now());
+}
+
+int64_t sleep_until_end(const ending *e) {
+  while (atomic_load(&e->at) == 0) usleep(100);
+  return atomic_load(&e->at);
+}
+
+uint32_t rings(void) { return atomic_load((_Atomic uint32_t *)(void *)arena_of(MAX_RANKS)); }
 
 static pthread_barrier_t meeting;
 

@@ -36,6 +36,18 @@ uint64_t next_random(uint64_t *state);
 int32_t call(const rank *r, const sagecomm_op *op, sagecomm_error *err);
 /* Waits until the work is complete, releases it and returns its status. */
 int32_t complete(sagecomm_work work, sagecomm_error *err);
+/* Issues an asynchronous sum of one integer. */
+int32_t begin_sum(const rank *r, int32_t *data, int64_t timeout_ns, sagecomm_work *work, sagecomm_error *err);
+/* How an operation has ended, of which note_end() is the done function. */
+typedef struct ending {
+  _Atomic int64_t at; /* 0: it has not */
+  int32_t status;
+} ending;
+void note_end(void *e, int32_t status, const sagecomm_error *err);
+/* Returns when the operation has ended, and does not drive it. */
+int64_t sleep_until_end(const ending *e);
+/* How often the bell of the progress engine was rung. */
+uint32_t rings(void);
 /* Takes the group down on all ranks, as Go does for abort(). Returns the first cause. */
 sagecomm_error declare(const rank *r, int32_t status, int32_t culprit, const char *message);
 /* The rank that gets no memory for broadcasts; -1: none. */

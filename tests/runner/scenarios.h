@@ -35,6 +35,8 @@ void test_nested_done(int size, waiting w, uint64_t seed);
 void test_wait_against_on_done(int size, waiting w, uint64_t seed);
 /* waiters.c */
 void test_left_to_a_waiter(int size, waiting w, uint64_t seed);
+void test_taken_from_a_waiter(int size, waiting w, uint64_t seed);
+void test_kept_from_a_waiter(int size, waiting w, uint64_t seed);
 /* failures.c */
 void test_mismatch(int size, waiting w, uint64_t seed);
 void test_timeout(int size, waiting w, uint64_t seed);
@@ -56,17 +58,20 @@ void test_gates(int size, waiting w, uint64_t seed);
 void test_averages_at_gates(int size, waiting w, uint64_t seed);
 void test_late_device(int size, waiting w, uint64_t seed);
 void test_gate_opens(int size, waiting w, uint64_t seed);
+/* externals.c */
 void test_external(int size, waiting w, uint64_t seed);
 void test_external_compared(int size, waiting w, uint64_t seed);
 void test_external_mismatch(int size, waiting w, uint64_t seed);
 void test_external_before_a_gate(int size, waiting w, uint64_t seed);
 void test_external_cut(int size, waiting w, uint64_t seed);
+void test_external_unseen(int size, waiting w, uint64_t seed);
+void test_external_failed(int size, waiting w, uint64_t seed);
 void test_external_void(int size, waiting w, uint64_t seed);
 void test_external_left(int size, waiting w, uint64_t seed);
 /* gate_programs.c */
 void test_programs_at_gates(int size, waiting w, uint64_t seed);
 void test_abort_at_gates(int size, waiting w, uint64_t seed);
-/* externals.c */
+/* external_orders.c */
 void test_externals_of_streams(int size, waiting w, uint64_t seed);
 void test_external_behind_another(int size, waiting w, uint64_t seed);
 void test_external_cut_while_asked(int size, waiting w, uint64_t seed);

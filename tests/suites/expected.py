@@ -64,6 +64,7 @@ ON_C10D_NCCL = {
     "CommTest.test_pass_nccl_options_config": "the test reads NCCL's own log of its configuration",
     "CommTest.test_time_estimate_nccl": "ncclGroupSimulateEnd is not there (docs/nccl.md)",
     "CommTest.test_unwaited": "50,000 collectives of 4 MiB take longer than a test may",
+    "DistributedDataParallelTest.test_ddp_packed_sequence": _KERNEL,
     "DistributedDataParallelTest.test_grad_layout_1devicemodule_1replicaperprocess": _KERNEL,
     "DistributedDataParallelTest.test_grad_layout_2devicemodule": _KERNEL,
     "DistributedDataParallelTest.test_sync_batch_norm_empty_input": _KERNEL,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
 import torch
+import torch.fx.node
 
 from sagecomm import errors
 
@@ -49,6 +50,10 @@ def load() -> Native:
 
     _C.set_exception_types(errors.PeerFailure, errors.CollectiveTimeout, errors.CollectiveMismatch, errors.Aborted)
     _C.load_core(str(CORE))
+    # Which loading has registered. A compiler leaves out what has no use on a rank, for which other ranks then wait.
+    # torch's newer way to mark operators, effects, is for those that write to no argument.
+    for operator in (torch.ops.sagecomm.all_reduce_.default, torch.ops.sagecomm.all_gather.default):
+        torch.fx.node.has_side_effect(operator)
     return _C
 
 

@@ -57,7 +57,7 @@ type Member interface {
 	Do(op coll.Op, b Buffers, stream uintptr) error
 
 	// Void returns a word that is not 0 when what the stream has done since may be void, although the group goes on; nil if there is
-	// none. It stays valid until Free.
+	// none: then an operation that the host sees behind the failure of the group has failed. It stays valid until Free.
 	Void() *uint32
 
 	// Release begins to end what the stream waits for, until idle returns true. It makes no device call and takes no lock, because a
@@ -168,7 +168,8 @@ func (c *caller) Do(op coll.Op, b Buffers, stream uintptr) error {
 	return c.Communicator.Do(list, stream)
 }
 
-// Void implements Member. Kernels of a library do not write results of others that were cut.
+// Void implements Member. A kernel that was cut may end those of peers, and nothing tells them: such an operation counts as lost as soon
+// as a failure is declared.
 func (c *caller) Void() *uint32 { return nil }
 
 // Release implements Member. Libraries end their kernels in Abort.

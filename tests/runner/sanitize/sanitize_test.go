@@ -246,6 +246,8 @@ var mutations = []mutation{
 	{"a gate is opened after its run is complete", "GATE_OPENED_AGAIN", "run.c", "gates"},
 	{"external runs are not looked at while a run waits at its gate", "EXTERNALS_UNSEEN", "engine.c", "external_before_a_gate"},
 	{"a kernel that an abort has cut is a success", "CUT_IS_DONE", "gate.c", "external_cut"},
+	{"streams are not looked at when the group goes down", "DOWN_LOOKS_AT_NO_STREAM", "group.c", "external_unseen"},
+	{"an operation whose stream goes on behind a peer's failure is a success", "FAILED_IS_DONE", "gate.c", "external_failed"},
 	{"an operation that a peer has voided is a success", "VOID_IS_DONE", "gate.c", "external_void"},
 	{"a send or recv does not wait until its stream has reached it", "P2P_NOT_BEHIND", "p2p_gate.c", "p2p_gates"},
 	{"a recv that has its payload needs its sender", "ARRIVED_NEEDS_PEER", "p2p_scan.c", "sender_leaves_a_gate"},

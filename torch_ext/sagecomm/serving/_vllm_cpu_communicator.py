@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.fx.node
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 
-from sagecomm import _native
 from sagecomm.serving._vllm_collectives import Collectives, Experts, Stages, all2all_manager
-
-_native.load()  # which registers the operators
-# A compiled model calls them on every rank, whether a rank uses the result or not.
-for _operator in (torch.ops.sagecomm.all_reduce_.default, torch.ops.sagecomm.all_gather.default):
-    torch.fx.node.has_side_effect(_operator)
 
 
 class SagecommCpuCommunicator(Collectives, Experts, Stages, DeviceCommunicatorBase):
