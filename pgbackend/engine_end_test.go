@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -203,4 +204,33 @@ func TestAGroupGoesDownWhileAnOperationIsQueued(t *testing.T) {
 			d.drain()
 		}
 	}
+}
+
+// A thread has its turn until it has queued the last command of its operation: another one's operation has no number before.
+func TestTurnsLastUntilAllIsQueued(t *testing.T) {
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	method := &onlookers{}
+	w := useOnlookers(t, devices, method)
+	var begins atomic.Bool
+	others := make(chan *coll.Failure, 1)
+	method.doing = func(rank int) error {
+		if !begins.CompareAndSwap(true, false) {
+			return nil
+		}
+		g := w.groups[rank]
+		run := g.device.Load().run
+		mine := run.Sequence()
+		go func() { others <- sumOn(g, devices[rank]) }()
+		for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); runtime.Gosched() { // it takes less
+			if run.Sequence() != mine {
+				return errors.New("another operation has a number")
+			}
+		}
+		return nil
+	}
+	w.each(func(g *Group) error { return asError(sumOn(g, devices[g.rank])) })
+	begins.Store(true)
+	require.Nil(t, sumOn(w.groups[0], devices[0]))
+	require.Nil(t, <-others)
 }
