@@ -122,12 +122,16 @@ func (*onlooker) State() (bool, error) { return true, nil }
 func (m *onlooker) Do(coll.Op, vendor.Buffers, uintptr) error {
 	return m.of.doing(m.rank)
 }
-func (*onlooker) Void() *uint32           { return nil }
-func (m *onlooker) Release(i func() bool) { m.of.released(m.rank, i()) }
-func (*onlooker) Abort() bool             { return true }
-func (*onlooker) Settled() bool           { return true }
-func (*onlooker) Destroy()                {}
-func (*onlooker) Free(func(func()))       {}
+func (*onlooker) Void() *uint32 { return nil }
+func (m *onlooker) Release(idle func() bool) {
+	if m.of.released != nil {
+		m.of.released(m.rank, idle())
+	}
+}
+func (*onlooker) Abort() bool       { return true }
+func (*onlooker) Settled() bool     { return true }
+func (*onlooker) Destroy()          {}
+func (*onlooker) Free(func(func())) {}
 
 // useOnlookers makes the groups of a test carry out collectives by a method.
 func useOnlookers(t *testing.T, devices []*fakeDevice, method *onlookers) *world {
