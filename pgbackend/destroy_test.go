@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -255,6 +256,23 @@ func TestDestroyWaitsForCallsInside(t *testing.T) {
 	if err := <-destroyed; err != nil {
 		t.Error(err)
 	}
+}
+
+// So does the memory of peers: they learn that this rank does not touch it any more when the last call has returned.
+func TestDestroyKeepsTheMemoryOfPeersForCallsInside(t *testing.T) {
+	w := newWorld(t, 2)
+	first, second := w.groups[0], w.groups[1]
+	require.True(t, first.life.acquire())
+	require.NoError(t, second.Destroy())
+	destroyed := make(chan error, 1)
+	go func() { destroyed <- first.Destroy() }()
+	for end := time.Now().Add(hangAfter); first.life.now() != leaving; runtime.Gosched() {
+		require.False(t, time.Now().After(end), "it is %v", first.life.now())
+	}
+	require.False(t, second.peersLeft())
+	first.life.release()
+	require.NoError(t, <-destroyed)
+	require.True(t, second.peersLeft())
 }
 
 // Shutdown destroys all groups.

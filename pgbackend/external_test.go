@@ -28,6 +28,8 @@ type externalEngine struct {
 	memory []byte
 	words  []*runner.GateWords // by order of issue
 	early  bool                // streams end operations before they are issued
+
+	aborting func() // called in Abort; nil: nothing
 }
 
 const (
@@ -65,7 +67,11 @@ func (e *externalEngine) Issue(call runner.Call, op coll.Op, p engine.Prepared) 
 	return nil
 }
 
-func (e *externalEngine) Abort() {}
+func (e *externalEngine) Abort() {
+	if e.aborting != nil {
+		e.aborting()
+	}
+}
 
 func (e *externalEngine) Close() {
 	if err := syscall.Munmap(e.memory); err != nil {

@@ -35,6 +35,7 @@ type fakeDevice struct {
 	closed  bool
 	failing string // the method that fails next
 	stop    int    // no word is written more often; 0: no bound
+	order   order
 	writes  map[*uint32]int
 }
 
@@ -84,6 +85,12 @@ func (d *fakeDevice) work() {
 			continue
 		}
 		i := can[d.random.IntN(len(can))]
+		switch d.order {
+		case newestFirst:
+			i = can[len(can)-1]
+		case oldestFirst:
+			i = can[0]
+		}
 		d.streams[i][0].run()
 		d.streams[i] = d.streams[i][1:]
 		d.changed.Broadcast()

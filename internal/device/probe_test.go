@@ -74,8 +74,12 @@ func TestProbeOfWordsInHostMemory(t *testing.T) {
 				require.Equal(t, c.want, probes.Check(0, &c.device))
 			}
 			require.Equal(t, 1, c.device.tries)
-			_, has := probes.Take(0)
+			_, has := probes.Take(1)
+			require.False(t, has, "of another device")
+			_, has = probes.Take(0)
 			require.Equal(t, c.want == nil, has, "the stream of the probe is for inputs, unless it may hang")
+			_, has = probes.Take(0)
+			require.False(t, has, "somebody has it")
 		})
 	}
 }

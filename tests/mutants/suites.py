@@ -72,6 +72,11 @@ GO = {
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
     "externals": ["./pgbackend", "-run", "External"],
+    "lanes": [
+        "./pgbackend",
+        "-run",
+        "ThatIsDown|GoesDownWhile|TurnsLast|ClosedBehind|ThroughALibrary|Programs|FirstOperationOn",
+    ],
     "destroys": ["./pgbackend", "-run", "Destroy|Stopped"],
     "commands": ["./internal/engine/cuda", "-run", "Commands|Streams|Barrier|Values"],
     "gates": ["./internal/engine/vendor", "-run", "Gate"],

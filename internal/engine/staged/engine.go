@@ -54,8 +54,15 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	_, waits := b.(device.Waiter)
 	l := layoutOf(call.In(), call.Out(), writes(op, e.rank))
 	l.cut(op, e.size, p.Program, waits)
-	owner := source{op.Device.Type, b.Name()}
-	memory, err := e.pool.acquire(b, owner, l.bytes)
+	return e.issueCollective(b, op, &l, func(gate runner.Gate) error {
+		return e.run.SubmitAtGate(call, op.Bytes(), p.Program, !p.Kept, gate)
+	})
+}
+
+// issueCollective queues the commands of an operation. submit numbers it, behind them.
+func (e *Engine) issueCollective(b device.Access, op coll.Op, l *layout, submit func(runner.Gate) error) error {
+	_, waits := b.(device.Waiter)
+	memory, err := e.pool.acquire(b, source{op.Device.Type, b.Name()}, l.bytes)
 	if err != nil {
 		return e.errorOf(op, err)
 	}
@@ -65,25 +72,25 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) (err err
 	if err != nil {
 		return e.errorOf(op, err)
 	}
-	q := e.queueFor(b, on, s, memory, &l)
+	q := e.queueFor(b, on, s, memory, l)
 	defer e.issuing.Unlock()
 	defer q.close()
 	if waits {
-		err = e.comeBehindOutputs(b, on, s, &l)
+		err = e.comeBehindOutputs(b, on, s, l)
 	}
 	if err == nil {
-		err = enqueue(b, memory, &l, q)
+		err = enqueue(b, memory, l, q)
 	}
 	if err != nil {
 		err = e.errorOf(op, err)
 	} else {
-		err = e.run.SubmitAtGate(call, op.Bytes(), p.Program, !p.Kept, runner.Gate{Words: memory.words, Window: l.window,
-			Inputs: l.in.units, Outputs: l.out.waited(), In: l.in.pinned(memory), Out: l.out.pinned(memory)})
+		err = submit(runner.Gate{Words: memory.words, Window: l.window, Inputs: l.in.units, Outputs: l.out.waited(),
+			In: l.in.pinned(memory), Out: l.out.pinned(memory)})
 	}
 	if err != nil { // a stream may wait for this operation
 		memory.words.Open()
 	} else if waits {
-		e.noteOutputs(on, memory, &l)
+		e.noteOutputs(on, memory, l)
 	}
 	return err
 }

@@ -72,6 +72,9 @@ func TestUnitsAreTheChunks(t *testing.T) {
 		}
 		if l.window != 0 {
 			windows++
+			if l.window < l.stride+program.Lag() {
+				t.Fatalf("seed %d: a window of %d units, groups of %d, of which a run leaves one %d units later", seed, l.window, l.stride, program.Lag())
+			}
 		}
 		for _, s := range []*side{&l.in, &l.out} {
 			if !s.moved {

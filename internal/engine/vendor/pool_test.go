@@ -131,6 +131,20 @@ func TestGateThatIsGivenBack(t *testing.T) {
 		require.NoError(t, err)
 		p.giveGate(source{}, u)
 	}
+	for range 2 { // it has one user then, and later ones
+		var list []use
+		users := map[*gate]bool{}
+		for range slabBytes / runner.GateBytes {
+			u, err := p.takeGate(rt, source{})
+			require.NoError(t, err)
+			require.False(t, users[u.gate], "another operation has it")
+			users[u.gate] = true
+			list = append(list, u)
+		}
+		for _, u := range list {
+			carryOut(u)
+		}
+	}
 }
 
 func TestScratch(t *testing.T) {

@@ -28,9 +28,13 @@ func failedAt() (e *Engine, failed <-chan error, after func() time.Duration) {
 	group.ReportWait = 2900 * time.Millisecond
 	group.Fail = func(err error) {
 		at = time.Since(began)
+		if !e.Reports() { // who destroys the group does not wait for it
+			err = fmt.Errorf("lost: %w", err)
+		}
 		list <- err
 	}
-	return New(joins{}, group, nil, nil, NewPool(), nil), list, func() time.Duration { return at }
+	e = New(joins{}, group, nil, nil, NewPool(), nil)
+	return e, list, func() time.Duration { return at }
 }
 
 func watched(e *Engine) *communicator {
