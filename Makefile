@@ -98,7 +98,9 @@ core-arm64: $(zig)/.ready ## build the core and the libraries over it for arm64 
 	  $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $(arm64) ./export
 	$(root)/tools/arm64-cc $(call facade_flags,nccl) -o $(dir $(arm64))libsagecomm_nccl.so -ldl
 	$(root)/tools/arm64-cc $(call facade_flags,hccl) -o $(dir $(arm64))libsagecomm_hccl.so -ldl
-	@grep -q AArch64 <<<"$$(readelf -h $(arm64))" && ! grep -E 'NEEDED.*(cuda|nvidia)' <<<"$$(readelf -d $(arm64))"
+	@grep -q AArch64 <<<"$$(readelf -h $(arm64))"
+	@! grep NEEDED <<<"$$(readelf -d $(arm64))" | grep -vE '\[(lib(c|dl|m|pthread)|ld-linux.*)\.so'
+	@! grep -E ' UND (cu[A-Z]|nvml|nccl|acl[a-z]*[A-Z]|Hccl|cnrt|cncl|cndev|dcmi)' <<<"$$(readelf -W --dyn-syms $(arm64))"
 
 $(zig)/.ready: $(root)/requirements-arm64.txt $(venv)/.ready
 	$(py) -m pip install --quiet --disable-pip-version-check --upgrade --target $(zig) -r $(root)/requirements-arm64.txt

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"sagecomm/algo"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -95,16 +97,26 @@ func TestRanksChooseTheEngineThatAllOffer(t *testing.T) {
 				return nil
 			})
 			e, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Group: w.groups[0].Handle(), Device: true})
-			if err != nil || e.Engine != c.want || len(e.Engines) != len(algo.DeviceEngines()) {
-				t.Fatalf("%+v, %v", e, err)
-			}
+			require.NoError(t, err)
+			require.Equal(t, c.want, e.Engine)
+			require.Len(t, e.Engines, len(algo.DeviceEngines()))
 			for _, one := range e.Engines {
-				if one.Chosen != (one.Engine == c.want) || one.Forced != (one.Chosen && c.set != "") || one.Why == "" {
-					t.Errorf("%+v", one)
-				}
+				require.Equal(t, one.Engine == c.want, one.Chosen, "%+v", one)
+				require.Equal(t, one.Chosen && c.set != "", one.Forced, "%+v", one)
+				require.NotEmpty(t, one.Why, "%+v", one)
 			}
 		})
 	}
+}
+
+// The hash that ranks compare tells engines apart.
+func TestTheHashOfChoicesHasTheEngine(t *testing.T) {
+	testEngines(t, map[string][]string{"nccl": {"", ""}, "staged": {"", ""}})
+	g := newWorld(t, 2).groups[0]
+	require.Equal(t, "nccl", g.deviceEngine.Engine)
+	hash := g.choicesHash()
+	g.deviceEngine.Engine = "staged"
+	require.NotEqual(t, hash, g.choicesHash())
 }
 
 // All ranks fail when the group is made, with an error that names the rank that lacks the engine.
@@ -112,16 +124,13 @@ func TestEngineThatIsSetAndThatARankLacks(t *testing.T) {
 	testEngines(t, map[string][]string{"nccl": {"", "", "no libnccl.so.2"}})
 	_, errs := tryWorld(t, 3, opTimeout, func(int) options { return options{"engine": "nccl"} })
 	for rank, err := range errs {
-		if err := expectText(err, "SAGECOMM_ENGINE=nccl", "rank 2 does not offer it: no libnccl.so.2", "without it: rank 2 (host ", "or auto for the best"); err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
+		require.NoError(t, expectText(err, "SAGECOMM_ENGINE=nccl", "rank 2 does not offer it: no libnccl.so.2", "without it: rank 2 (host ",
+			"or auto for the best"), "rank %d", rank)
 	}
 	delete(deviceEngines, "cuda") // as in an older library
 	_, errs = tryWorld(t, 2, opTimeout, func(int) options { return options{"engine": "cuda"} })
 	for rank, err := range errs {
-		if err := expectText(err, "SAGECOMM_ENGINE=cuda", "this library has no such engine", "rank 0 (host ", "rank 1 (host "); err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
+		require.NoError(t, expectText(err, "SAGECOMM_ENGINE=cuda", "this library has no such engine", "rank 0 (host ", "rank 1 (host "), "rank %d", rank)
 	}
 }
 
@@ -130,9 +139,7 @@ func TestEngineSettingsThatDiffer(t *testing.T) {
 		return options{"engine": []string{"auto", "staged"}[rank]}
 	})
 	for rank, err := range errs {
-		if err := expectText(err, `ranks 0 and 1 are set up differently: SAGECOMM_ENGINE is "auto" on rank 0 and "staged" on rank 1`); err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
+		require.NoError(t, expectText(err, `ranks 0 and 1 are set up differently: SAGECOMM_ENGINE is "auto" on rank 0 and "staged" on rank 1`), "rank %d", rank)
 	}
 }
 
@@ -151,27 +158,22 @@ func TestRanksWithoutAnEngineInCommon(t *testing.T) {
 		return refused
 	})
 	for rank, f := range list {
-		if err := expect(f, coll.Invalid, "all_reduce", "no engine for devices in common", "rank 0 does not offer it: no libnccl.so.2",
-			"rank 1 does not offer it: out of pinned memory"); err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
+		require.NoError(t, expect(f, coll.Invalid, "all_reduce", "no engine for devices in common", "rank 0 does not offer it: no libnccl.so.2",
+			"rank 1 does not offer it: out of pinned memory"), "rank %d", rank)
 	}
 }
 
 // The variable accepts what algo can choose among, and nothing else.
 func TestEngineNamesOfTheVariable(t *testing.T) {
 	for _, name := range append(algo.DeviceEngines(), algo.AutoEngine) {
-		if s, err := env.Resolve(nil, options{"engine": name}); err != nil || env.Engine.Get(s) != name {
-			t.Errorf("%s: %v", name, err)
-		}
+		s, err := env.Resolve(nil, options{"engine": name})
+		require.NoError(t, err, name)
+		require.Equal(t, name, env.Engine.Get(s))
 	}
-	if want := "one of auto, " + strings.Join(algo.DeviceEngines(), ", "); !strings.Contains(string(env.DescribeJSON(nil)), want) {
-		t.Errorf("no variable accepts %q", want)
-	}
+	require.Contains(t, string(env.DescribeJSON(nil)), "one of auto, "+strings.Join(algo.DeviceEngines(), ", "))
 	for name := range deviceEngines {
-		if _, known := algo.ChooseEngine(nil, algo.AutoEngine).Candidate(name); !known {
-			t.Errorf("%s is never chosen", name)
-		}
+		_, known := algo.ChooseEngine(nil, algo.AutoEngine).Candidate(name)
+		require.True(t, known, "%s is never chosen", name)
 	}
 }
 
@@ -182,9 +184,8 @@ func TestExplainEnginesOfADescribedGroup(t *testing.T) {
 	}{{"", "nccl", "the most preferred of those that all ranks offer"}, {"staged", "staged", "set by SAGECOMM_ENGINE"}} {
 		t.Setenv(env.Engine.Name(), c.set)
 		e, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Ranks: 4, Device: true})
-		if err != nil || e.Engine != c.want {
-			t.Fatalf("%+v, %v", e, err)
-		}
+		require.NoError(t, err)
+		require.Equal(t, c.want, e.Engine)
 		for _, one := range e.Engines {
 			if one.Chosen && one.Why != c.why || one.Engine == "cuda" && one.Why != "no rank offers it: no GPU" {
 				t.Errorf("%+v", one)
@@ -192,9 +193,9 @@ func TestExplainEnginesOfADescribedGroup(t *testing.T) {
 		}
 	}
 	e, err := Get().Explain(Question{Op: "all_reduce", Bytes: 8, Ranks: 4})
-	if err != nil || e.Engine != "" || e.Engines != nil {
-		t.Errorf("of host memory: %+v, %v", e, err)
-	}
+	require.NoError(t, err)
+	require.Empty(t, e.Engine, "of host memory")
+	require.Nil(t, e.Engines)
 }
 
 // Where a graph could hold a collective with another engine that all ranks offer, the refusal names it. NCCL has no reductions of bits.
@@ -235,11 +236,9 @@ func TestRefusalInACaptureNamesAnEngine(t *testing.T) {
 				out = nil
 			}
 			_, f := g.Issue(one.op, in, out)
-			if err := expect(f, coll.Invalid, "call it outside of the capture"); err != nil {
-				t.Error(err)
-			} else if !strings.HasSuffix(f.Message, "call it outside of the capture"+one.ends) {
-				t.Errorf("%s with nccl %q, cuda %q and %s set: %s", one.op.Name(), c.nccl, c.cuda, c.set, f.Message)
-			}
+			require.NoError(t, expect(f, coll.Invalid, "call it outside of the capture"))
+			require.True(t, strings.HasSuffix(f.Message, "call it outside of the capture"+one.ends),
+				"%s with nccl %q, cuda %q and %s set: %s", one.op.Name(), c.nccl, c.cuda, c.set, f.Message)
 		}
 	}
 }

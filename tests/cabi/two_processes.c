@@ -1,6 +1,6 @@
 /* two_processes.c uses libsagecomm.so from C, without Python and torch: two processes, a store made of files, an
  * all_reduce with every way to wait for it, and the refusal in a forked child.
- * Usage: two_processes LIBRARY DIRECTORY */
+ * Usage: two_processes LIBRARY DIRECTORY [LIBRARY OF A VENDOR'S, FUNCTION THAT STARTS IT] */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>
@@ -120,6 +120,17 @@ static void fail_group(sagecomm_group group) {
   CHECK(strstr(err.message, "cannot go on as its peers do in all_reduce #1: the test says so") != NULL);
 }
 
+/* Somebody else starts a vendor's library. Each of these functions takes one argument, which is 0. */
+static void start(const char *library, const char *function) {
+  void *handle = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
+  if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
+  CHECK(handle != NULL);
+  int (*begin)(const char *);
+  *(void **)&begin = dlsym(handle, function);
+  CHECK(begin != NULL);
+  printf("%s returns %d\n", function, begin(NULL));
+}
+
 static void run(const char *library, char *dir) {
   void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
@@ -181,11 +192,12 @@ static void run(const char *library, char *dir) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 5) return 2;
   /* Forks before the library is loaded, because a process that has loaded it cannot be forked into another rank. */
   pid_t child = fork();
   if (child < 0) return 2;
   my_rank = child == 0;
+  if (argc == 5) start(argv[3], argv[4]);
   run(argv[1], argv[2]);
   if (child == 0) return 0;
   int status;

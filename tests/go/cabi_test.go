@@ -141,7 +141,7 @@ func TestNoVendorLibraryIsLinked(t *testing.T) {
 	if err != nil {
 		t.Fatalf("nm: %v\n%s", err, output)
 	}
-	vendors := regexp.MustCompile(`^(cu[A-Z]|nvml|nccl|acl[a-z]*[A-Z]|Hccl|cnrt|cncl|dcmi)`)
+	vendors := regexp.MustCompile(`^(cu[A-Z]|nvml|nccl|acl[a-z]*[A-Z]|Hccl|cnrt|cncl|cndev|dcmi)`)
 	for line := range strings.Lines(string(output)) {
 		fields := strings.Fields(line)
 		if name := fields[len(fields)-1]; vendors.MatchString(name) {

@@ -153,19 +153,8 @@ func TestPlacesOnAnotherDevice(t *testing.T) {
 // A driver that lacks a function is refused, and the message names the function.
 func TestDriverThatIsTooOld(t *testing.T) {
 	const lacking = "cuEventRecord"
-	run := deviceProgram(t, "cuda", "collectives")
-	built, err := filepath.Abs(filepath.Join(root, "tests/emulator/build"))
-	require.NoError(t, err)
-	objects, err := filepath.Glob(filepath.Join(built, "objects/cuda/*.o"))
-	if err != nil || len(objects) == 0 {
-		t.Fatalf("%d objects of the emulated driver: %v", len(objects), err)
-	}
-	folder := t.TempDir()
-	script := filepath.Join(folder, "exports.map")
-	require.NoError(t, os.WriteFile(script, []byte("{ global: *; local: "+lacking+"; };\n"), 0o600))
-	flags := []string{"-shared", filepath.Join(built, "libemulator.so"), "-Wl,-rpath," + built, "-Wl,--version-script=" + script,
-		"-o", filepath.Join(folder, "libcuda.so.1")}
-	compile(t, words("CXX", "g++"), append(objects, flags...)...)
+	run, folder := deviceProgram(t, "cuda", "collectives"), t.TempDir()
+	withoutFunction(t, builtEmulator(t, "cuda"), "cuda", lacking, filepath.Join(folder, "libcuda.so.1"))
 	output, err := run(t, "LD_LIBRARY_PATH="+folder)
 	if err == nil || !strings.Contains(output, "the CUDA driver has no "+lacking+": it is older than CUDA 12") {
 		t.Errorf("%v\n%s", err, output)

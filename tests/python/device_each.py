@@ -448,10 +448,16 @@ def long_tensors() -> None:
         program(LONG)
 
 
+def _two_devices() -> list[torch.device]:
+    """The current one, and the one behind it."""
+    first = torch.cuda.current_device()
+    return [torch.device("cuda", index) for index in (first, first + 1)]
+
+
 def _on_two_devices(make: Callable[[], Call]) -> None:
     calls = []
-    for device in range(2):
-        ELSEWHERE[:] = [torch.device("cuda", device)]
+    for device in _two_devices():
+        ELSEWHERE[:] = [device]
         calls.append(make())
     for step in range(1, FEW + 1):
         works = []
@@ -463,9 +469,13 @@ def _on_two_devices(make: Callable[[], Call]) -> None:
             _expect(call, _copies(call), step)
 
 
-def _a_group_on_each_device() -> None:
+def calls_on_two_devices() -> None:
+    _of_each(_on_two_devices)
+
+
+def a_group_on_each_device() -> None:
     groups = [dist.group.WORLD, dist.new_group()]
-    devices = [torch.device("cuda", device) for device in range(len(groups))]
+    devices = _two_devices()
     (before, after), ranks = _around(), dist.get_world_size()
     xs, ys = ([torch.zeros(N, 2, device=device)[:, 0] for device in devices] for _ in range(2))
     outs = [torch.zeros(ranks * N, device=device) for device in devices]
@@ -484,17 +494,21 @@ def _a_group_on_each_device() -> None:
                 expect(part, step * (rank + 1 + 10 * device))
 
 
-def on_another_device(rank: int, size: int, store: str, waits: bool) -> None:
-    """All operations on device 1 while device 0 is current, on both devices in turns, and in a group for each."""
-    torch.cuda.set_device(0)
+def on_devices(rank: int, size: int, store: str, first: int, programs: list[Callable[[], Any]]) -> None:
+    """The programs on a device while the one before it is current, all operations on both devices in turns, and in a
+    group for each."""
+    torch.cuda.set_device(first)
     try:
-        ELSEWHERE[:] = [torch.device("cuda", 1)]
-        run_under_fake_cuda(rank, size, store, WAITING if waits else PROGRAMS)
-        both = [partial(_of_each, _on_two_devices), _a_group_on_each_device]
-        run_under_fake_cuda(rank, size, f"{store}-both", both)
+        ELSEWHERE[:] = _two_devices()[1:]
+        run_under_fake_cuda(rank, size, store, programs)
+        run_under_fake_cuda(rank, size, f"{store}-both", [calls_on_two_devices, a_group_on_each_device])
     finally:
         ELSEWHERE.clear()
-    assert torch.cuda.current_device() == 0
+    assert torch.cuda.current_device() == first
+
+
+def on_another_device(rank: int, size: int, store: str, waits: bool) -> None:
+    on_devices(rank, size, store, 0, WAITING if waits else PROGRAMS)
 
 
 def under_fake_cuda(rank: int, size: int, store: str) -> None:

@@ -1,5 +1,6 @@
 /* cnrt.h declares what this library calls of CNRT, libcnrt.so. The declarations are our own. Each row names the group of cnrt.h
- * 6.14.1, which Cambricon publishes with a permissive licence, where the function stands; 6.0.2 has them all.
+ * 6.14.1, which Cambricon publishes with a permissive licence, where the function stands; 6.0.2 has them all. Lines move from
+ * release to release; groups stay.
  *
  * Addresses of devices, queues and notifiers are numbers here, because Go's garbage collector may take a pointer for one into its
  * heap. All functions return cnrtRet_t, an int, 0 for success. */

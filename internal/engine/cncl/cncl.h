@@ -1,5 +1,6 @@
 /* cncl.h declares what this library calls of CNCL, libcncl.so. The declarations are our own. Each row names the group of cncl.h
- * 1.25.0, which Cambricon publishes with a permissive licence, where the function stands; counts are elements.
+ * 1.25.0, which Cambricon publishes with a permissive licence, where the function stands; counts are elements. Lines move from
+ * release to release; groups stay.
  *
  * Addresses of devices, queues and communicators are numbers here, because Go's garbage collector may take a pointer for one into
  * its heap. All functions return cnclResult_t, an int, 0 for success. */

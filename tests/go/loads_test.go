@@ -1,0 +1,100 @@
+package ranks
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// withoutFunction links a library of the emulator from its objects, which lie in the folder `of`, without one of its functions.
+func withoutFunction(t *testing.T, built, of, function, file string) {
+	t.Helper()
+	objects, err := filepath.Glob(filepath.Join(built, "objects", of, "*.o"))
+	require.NoError(t, err)
+	require.NotEmpty(t, objects, of)
+	script := filepath.Join(t.TempDir(), "exports.map")
+	require.NoError(t, os.WriteFile(script, []byte("{ global: *; local: "+function+"; };\n"), 0o600))
+	flags := []string{"-shared", filepath.Join(built, "libemulator.so"), "-Wl,-rpath," + built, "-Wl,--version-script=" + script, "-o", file}
+	compile(t, words("CXX", "g++"), append(objects, flags...)...)
+}
+
+// Ranks carry out collectives on the CPU whatever libraries of vendors they find, and whatever state these are in. The dynamic linker binds
+// all functions at once. What the ranks say of their engines shows that they have found what the case has.
+func TestCollectivesOnTheCPUBesideLibrariesOfVendors(t *testing.T) {
+	lib, program := library(t), filepath.Join(t.TempDir(), "two_processes")
+	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/two_processes.c"), "-o", program, "-ldl")
+	var built string
+	for _, name := range []string{"nccl", "hccl", "cncl"} {
+		built = builtEmulator(t, name)
+	}
+	files := map[string]string{"libcuda.so.1": "libcuda.so.1", "libnccl.so.2": "libfake_nccl.so", "libascendcl.so": "libascendcl.so",
+		"libhccl.so": "libhccl.so", "libcnrt.so": "libcnrt.so", "libcncl.so": "libcncl.so"}
+	const cuda, ascend, cambricon = "libcuda.so.1", "libascendcl.so", "libcnrt.so"
+	for _, c := range []struct {
+		name      string
+		libraries []string
+		lacking   string   // a function of the first library
+		of        string   // the folder of its objects
+		starts    string   // the function by which somebody else has started the first library
+		variables []string // of the emulator
+		says      string
+	}{
+		{name: "none", says: "not hccl: no rank offers it: no Ascend runtime: libascendcl.so: cannot open shared object file"},
+		{name: "CUDA", libraries: []string{cuda, "libnccl.so.2"}, says: ": nccl ("},
+		{name: "Ascend", libraries: []string{ascend, "libhccl.so"}, says: ": hccl ("},
+		{name: "Cambricon", libraries: []string{cambricon, "libcncl.so"}, says: ": cncl ("},
+		{name: "CUDA without a function", libraries: []string{cuda}, lacking: "cuEventRecord", of: "cuda", says: ": cuda ("},
+		{name: "Ascend without a function", libraries: []string{ascend, "libhccl.so"}, lacking: "aclrtValueWait", of: "acl",
+			says: "not hccl: no rank offers it: the Ascend runtime has no aclrtValueWait"},
+		{name: "Cambricon without a function", libraries: []string{cambricon, "libcncl.so"}, lacking: "cnrtInvokeHostFunc", of: "cnrt",
+			says: "not cncl: no rank offers it: the Cambricon runtime has no cnrtInvokeHostFunc"},
+		{name: "CUDA does not start", libraries: []string{cuda}, starts: "cuInit", variables: []string{"EMULATOR_FAULTS=cuInit@1+=#999"},
+			says: "cuInit returns 999\n"},
+		{name: "Ascend does not start", libraries: []string{ascend}, starts: "aclInit", variables: []string{"EMULATOR_FAULTS=aclInit@1+=#500000"},
+			says: "aclInit returns 500000\n"},
+		{name: "CUDA without devices", libraries: []string{cuda}, starts: "cuInit", variables: []string{"EMULATOR_DEVICES=0"}, says: "cuInit returns 100\n"},
+		{name: "Ascend without devices", libraries: []string{ascend, "libhccl.so"}, variables: []string{"EMULATOR_DEVICES=0"}, says: ": hccl ("},
+		{name: "Cambricon without devices", libraries: []string{cambricon, "libcncl.so"}, variables: []string{"EMULATOR_DEVICES=0"}, says: ": cncl ("},
+		{name: "CUDA is started", libraries: []string{cuda, "libnccl.so.2"}, starts: "cuInit", says: "cuInit returns 0\n"},
+		{name: "Ascend is started", libraries: []string{ascend, "libhccl.so"}, starts: "aclInit", says: "aclInit returns 0\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			folder := t.TempDir()
+			if len(c.libraries) > 0 { // which need it, beside them
+				require.NoError(t, os.Symlink(filepath.Join(built, "libemulator.so"), filepath.Join(folder, "libemulator.so")))
+			}
+			for i, name := range c.libraries {
+				if file := filepath.Join(folder, name); i == 0 && c.lacking != "" {
+					withoutFunction(t, built, c.of, c.lacking, file)
+				} else {
+					require.NoError(t, os.Symlink(filepath.Join(built, files[name]), file))
+				}
+			}
+			arguments := []string{lib, t.TempDir()}
+			if c.starts != "" {
+				arguments = append(arguments, c.libraries[0], c.starts)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), hangAfter)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, program, arguments...)
+			cmd.Env = append(append(os.Environ(), "LD_LIBRARY_PATH="+folder, "LD_BIND_NOW=1", "SAGECOMM_DEBUG=INFO"), c.variables...)
+			output, err := cmd.CombinedOutput()
+			require.NoError(t, err, string(output))
+			require.Contains(t, string(output), "two processes agree")
+			require.Regexp(t, `engine of operations on devices: \w+ \(.*`, string(output))
+			require.Contains(t, string(output), c.says)
+		})
+	}
+}
+
+// A driver that does not start for the library is refused by its own text. The program has started it before.
+func TestDriverThatDoesNotStart(t *testing.T) {
+	output, err := deviceProgram(t, "cuda", "collectives")(t, "EMULATOR_FAULTS=cuInit@2+=#999")
+	require.Error(t, err)
+	require.Contains(t, output, "the CUDA driver does not start: cuInit: error 999 of CUDA")
+}
