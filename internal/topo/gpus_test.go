@@ -2,12 +2,12 @@ package topo
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	"github.com/stretchr/testify/require"
 )
 
 // Hosts of which NVML tells: go-nvml's mock of eight A100, changed to what other machines answer. The number of links, levels and
@@ -66,25 +66,26 @@ func TestGPUsBehindSwitches(t *testing.T) {
 		links int
 	}{{"NVIDIA H100 80GB HBM3", 18}, {"NVIDIA A100-SXM4-40GB", 12}} {
 		got := gpusOf(server(e.name, 8, e.links, sockets), nil)
-		if len(got.List) != 8 || len(got.Links) != 28 || got.Why != "" || !got.FullyConnected() {
-			t.Fatalf("%s: %+v", e.name, got)
-		}
+		require.Len(t, got.List, 8, e.name)
+		require.Len(t, got.Links, 28, e.name)
+		require.Empty(t, got.Why, e.name)
+		require.True(t, got.FullyConnected(), e.name)
 		for i, g := range got.List {
-			if want := fmt.Sprintf("000%d:%02x:00.0", i/4, 0x1b+i); g.Address != want {
-				t.Errorf("GPU %d has the address %q, expected %q", i, g.Address, want)
-			}
-			if g.Index != i || g.Name != e.name || g.NVLinks != e.links || g.NVLink != "4.0" || g.Node != ID(i/4) || g.UUID == "" || g.MemoryBytes == 0 || g.Capability == "" {
-				t.Errorf("%+v", g)
-			}
-			if first := i / 4 * 64; !slices.Equal(g.CPUs, CPUSet{first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6, first + 7}) {
-				t.Errorf("GPU %d is near to cpus %v", i, g.CPUs)
-			}
+			require.Equal(t, fmt.Sprintf("000%d:%02x:00.0", i/4, 0x1b+i), g.Address)
+			require.Equal(t, i, g.Index)
+			require.Equal(t, e.name, g.Name)
+			require.Equal(t, e.links, g.NVLinks)
+			require.Equal(t, "4.0", g.NVLink)
+			require.Equal(t, ID(i/4), g.Node)
+			require.NotEmpty(t, g.UUID)
+			require.NotZero(t, g.MemoryBytes)
+			require.NotEmpty(t, g.Capability)
+			first := i / 4 * 64
+			require.Equal(t, CPUSet{first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6, first + 7}, g.CPUs)
 		}
 		for _, link := range got.Links {
-			want := GPULink{A: link.A, B: link.B, Class: ClassNVLink, Path: pciPaths[sockets(link.A, link.B)], NVLinks: e.links, P2P: true}
-			if link != want || link.A >= link.B {
-				t.Errorf("%+v, expected %+v", link, want)
-			}
+			require.Less(t, link.A, link.B)
+			require.Equal(t, GPULink{A: link.A, B: link.B, Class: ClassNVLink, Path: pciPaths[sockets(link.A, link.B)], NVLinks: e.links, P2P: true}, link)
 		}
 	}
 }
@@ -96,9 +97,9 @@ func TestGPUsOnPCI(t *testing.T) {
 		return nvml.P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED, nvml.SUCCESS
 	}
 	got := gpusOf(s, nil)
-	if len(got.List) != 2 || got.FullyConnected() || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1, Class: ClassHostBridge, Path: "PHB"}}) {
-		t.Errorf("%+v", got)
-	}
+	require.Len(t, got.List, 2)
+	require.False(t, got.FullyConnected())
+	require.Equal(t, []GPULink{{A: 0, B: 1, Class: ClassHostBridge, Path: "PHB"}}, got.Links)
 }
 
 // Pairs of cards with bridges: links go from GPU to GPU, and only some pairs have any.
@@ -117,21 +118,19 @@ func TestGPUsWithBridges(t *testing.T) {
 		if link.A^1 == link.B {
 			want = 12
 		}
-		if link.NVLinks != want {
-			t.Errorf("%+v, expected %d NVLinks", link, want)
-		}
+		require.Equal(t, want, link.NVLinks, "%+v", link)
 	}
-	if len(got.Links) != 6 || got.FullyConnected() {
-		t.Errorf("%+v", got)
-	}
+	require.Len(t, got.Links, 6)
+	require.False(t, got.FullyConnected())
 }
 
 // One GPU has no pair to be connected, whoever shares it.
 func TestOneGPU(t *testing.T) {
 	got := gpusOf(server("NVIDIA H100 PCIe", 1, 0, sockets), nil)
-	if len(got.List) != 1 || len(got.Links) != 0 || got.FullyConnected() || got.Why != "" {
-		t.Errorf("%+v", got)
-	}
+	require.Len(t, got.List, 1)
+	require.Empty(t, got.Links)
+	require.False(t, got.FullyConnected())
+	require.Empty(t, got.Why)
 }
 
 func TestHostsWithoutGPUs(t *testing.T) {
@@ -144,9 +143,9 @@ func TestHostsWithoutGPUs(t *testing.T) {
 		"the driver has 1 GPUs, and none that this process may use":               foreign,
 		"NVML does not count the GPUs: " + fmt.Sprint(nvml.ERROR_UNKNOWN.Error()): broken,
 	} {
-		if got := gpusOf(library, nil); got.Why != want || len(got.List) != 0 {
-			t.Errorf("%+v, expected %q", got, want)
-		}
+		got := gpusOf(library, nil)
+		require.Equal(t, want, got.Why)
+		require.Empty(t, got.List)
 	}
 }
 
@@ -167,12 +166,12 @@ func TestGPUThatTellsNothing(t *testing.T) {
 	}
 	got := gpusOf(&mock.Interface{DeviceGetCountFunc: func() (int, nvml.Return) { return 2, nvml.SUCCESS },
 		DeviceGetHandleByIndexFunc: func(int) (nvml.Device, nvml.Return) { return device, nvml.SUCCESS }}, nil)
-	if len(got.List) != 2 || !slices.Equal(got.Links, []GPULink{{A: 0, B: 1, Class: ClassUnknown}}) {
-		t.Fatalf("%+v", got)
-	}
+	require.Len(t, got.List, 2)
+	require.Equal(t, []GPULink{{A: 0, B: 1, Class: ClassUnknown}}, got.Links)
 	for i, g := range got.List {
-		if g.Index != i || g.Node != unknown || g.Name != "" || g.CPUs != nil {
-			t.Errorf("%+v", g)
-		}
+		require.Equal(t, i, g.Index)
+		require.Equal(t, ID(unknown), g.Node)
+		require.Empty(t, g.Name)
+		require.Nil(t, g.CPUs)
 	}
 }

@@ -220,13 +220,13 @@ func TestDevicesOfDifferentVendors(t *testing.T) {
 	})
 }
 
-// libraryCalls returns the recorded calls of a library of collectives.
+// libraryCalls returns the recorded calls of a library of collectives, without questions how a communicator is, which come at any time.
 func libraryCalls(t *testing.T, path string) (list []string) {
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	for _, line := range strings.Split(string(text), "\n") {
 		for _, prefix := range []string{"Hccl", "cncl", "item ", "place "} {
-			if strings.HasPrefix(line, prefix) {
+			if strings.HasPrefix(line, prefix) && !strings.Contains(line, "AsyncError") {
 				list = append(list, line)
 			}
 		}

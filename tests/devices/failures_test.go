@@ -20,14 +20,14 @@ func refused(t *testing.T, v vendor, libraries string, variables []string, index
 	t.Helper()
 	isolated(t, libraries, variables, func(t *testing.T) {
 		_, err := v.open(index)
-		if err == nil || err.Error() != want && !strings.HasPrefix(err.Error(), want+": ") {
-			t.Errorf("open: %v, expected %q", err, want)
-		}
-		if err != nil && strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q has more than one line", err)
-		}
-		if n, listed := v.devices(); (listed != nil) != none || none && listed.Error() != err.Error() {
-			t.Errorf("%d devices, %v; opening one: %v", n, listed, err)
+		require.Error(t, err)
+		require.True(t, err.Error() == want || strings.HasPrefix(err.Error(), want+": "), "%v, expected %q", err, want)
+		require.NotContains(t, err.Error(), "\n")
+		_, listed := v.devices()
+		if none {
+			require.EqualError(t, listed, err.Error())
+		} else {
+			require.NoError(t, listed)
 		}
 	})
 }
@@ -48,15 +48,13 @@ func TestWithoutASymbol(t *testing.T) {
 		libraries := t.TempDir()
 		if os.Getenv(insideVariable) == "" {
 			objects, err := filepath.Glob(filepath.Join(folder(t), "objects", names[v.name], "*.o"))
-			if err != nil || len(objects) == 0 {
-				t.Fatalf("%d objects: %v", len(objects), err)
-			}
+			require.NoError(t, err)
+			require.NotEmpty(t, objects)
 			script := filepath.Join(libraries, "exports.map")
 			require.NoError(t, os.WriteFile(script, []byte("{ global: *; local: "+lacking[v.name]+"; };\n"), 0o600))
 			command := append([]string{"-shared", "-o", filepath.Join(libraries, v.library), "-Wl,--version-script=" + script, "-Wl,-rpath," + folder(t)}, objects...)
-			if output, err := exec.CommandContext(t.Context(), "g++", append(command, filepath.Join(folder(t), "libemulator.so"))...).CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, output)
-			}
+			output, err := exec.CommandContext(t.Context(), "g++", append(command, filepath.Join(folder(t), "libemulator.so"))...).CombinedOutput()
+			require.NoError(t, err, string(output))
 		}
 		refused(t, v, libraries, nil, 0, "the "+called(v)+" runtime has no "+lacking[v.name]+": it is too old", true)
 	})
@@ -92,12 +90,9 @@ func TestInitialisedBySomebodyElse(t *testing.T) {
 		runtime.LockOSThread()
 		p := newProgram(t, vendors[0])
 		p.call("aclInit", 0)
-		if rc := p.Call("aclInit", 0); rc != 100002 {
-			t.Fatalf("the second call returns %d", rc)
-		}
-		if _, err := ascendOpen(0); err != nil {
-			t.Error(err)
-		}
+		require.Equal(t, 100002, p.Call("aclInit", 0), "the second call")
+		_, err := ascendOpen(0)
+		require.NoError(t, err)
 	})
 }
 
@@ -110,9 +105,7 @@ func TestStreamsThatCannotWait(t *testing.T) {
 			isolated(t, folder(t), []string{"EMULATOR_FAULTS=" + call + "@1+=#207000"}, func(t *testing.T) {
 				for range 2 {
 					_, err := ascendOpen(0)
-					if err == nil || !strings.HasSuffix(err.Error(), call+": ACL_ERROR_RT_FEATURE_NOT_SUPPORT (207000)") {
-						t.Errorf("%v", err)
-					}
+					require.ErrorContains(t, err, call+": ACL_ERROR_RT_FEATURE_NOT_SUPPORT (207000)")
 				}
 			})
 		})
@@ -202,14 +195,7 @@ func failing(t *testing.T, b *bed, method func(*bed) error, function string, cod
 	runtime.LockOSThread()
 	b.call(b.v.setDevice, 0)
 	b.plan(fmt.Sprintf("%s@1=#%d", function, code))
-	err := method(b)
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%s: error %d of ", function, code)) {
-		t.Errorf("%v", err)
-	}
-	if err := method(b); err != nil {
-		t.Errorf("the next call: %v", err)
-	}
-	if now := b.current(); now != 0 {
-		t.Errorf("the thread's device is %d", now)
-	}
+	require.ErrorContains(t, method(b), fmt.Sprintf("%s: error %d of ", function, code))
+	require.NoError(t, method(b), "the next call")
+	require.Zero(t, b.current(), "the thread's device")
 }

@@ -33,9 +33,7 @@ func (r *rank) sum() *coll.Failure {
 func (r *rank) fails() *coll.Failure {
 	r.t.Helper()
 	f := r.sum()
-	if f == nil {
-		r.t.Fatal("the operation has succeeded")
-	}
+	require.NotNil(r.t, f, "the operation has succeeded")
 	return f
 }
 
@@ -46,16 +44,10 @@ func (r *rank) ends(want coll.Status, texts ...string) {
 	for range 2 {
 		began := time.Now()
 		f := r.fails()
-		if took := time.Since(began); took > 10*time.Second { // 2 s, and what a busy machine takes
-			r.t.Errorf("the failure took %v", took)
-		}
-		if f.Status != want {
-			r.t.Errorf("%v: %s; expected %v", f.Status, f.Message, want)
-		}
+		require.Less(r.t, time.Since(began), 10*time.Second) // 2 s, and what a busy machine takes
+		require.Equal(r.t, want, f.Status, f.Message)
 		for _, text := range texts {
-			if !strings.Contains(f.Message, text) {
-				r.t.Errorf("%q has no %q", f.Message, text)
-			}
+			require.Contains(r.t, f.Message, text)
 		}
 	}
 	_ = r.group.Destroy()
@@ -76,9 +68,8 @@ func TestAPeerOfALibraryDies(t *testing.T) {
 					r.ends(coll.PeerFailure, fmt.Sprint("rank ", last))
 				})
 				for i, o := range list {
-					if survived := o.err == nil && strings.Contains(o.output, ran); survived != (i != last) {
-						t.Errorf("rank %d: %v\n%s", i, o.err, o.output)
-					}
+					survived := o.err == nil && strings.Contains(o.output, ran)
+					require.Equal(t, i != last, survived, "rank %d: %v\n%s", i, o.err, o.output)
 				}
 			})
 		}
@@ -102,9 +93,9 @@ func TestAnAbortOfALibrary(t *testing.T) {
 				for done := false; f == nil && !done; {
 					done, f = w.Wait(time.Second)
 				}
-				if f == nil || f.Status != coll.Aborted || time.Since(began) > 5*time.Second {
-					t.Fatalf("%+v after %v", f, time.Since(began))
-				}
+				require.NotNil(t, f)
+				require.Equal(t, coll.Aborted, f.Status, f.Message)
+				require.Less(t, time.Since(began), 5*time.Second)
 				if v.name == "cambricon" { // the kernel has ended, and whoever waits for it goes on
 					r.Wait()
 					r.Drain()
@@ -120,9 +111,7 @@ func TestAnAbortOfALibrary(t *testing.T) {
 				return
 			}
 			r.group = r.join("second", nil)
-			if f := r.sum(); f != nil {
-				t.Error(f.Message)
-			}
+			require.Nil(t, r.sum())
 			require.NoError(t, r.group.Destroy())
 		})
 	})
@@ -188,9 +177,9 @@ func (r *rank) callsOfRefused(t *testing.T, data, gathered []byte) string {
 			return list
 		}
 		f := r.finish(r.issue(c.op, of(c.in), of(c.out)))
-		if f == nil || f.Status != coll.Aborted || !strings.Contains(f.Message, "for the test") {
-			t.Errorf("%v: %+v", c.op.Kind, f)
-		}
+		require.NotNil(t, f, c.op.Kind)
+		require.Equal(t, coll.Aborted, f.Status, c.op.Kind)
+		require.Contains(t, f.Message, "for the test", c.op.Kind)
 	}
 	after, err := os.ReadFile(os.Getenv("EMULATOR_CALLS"))
 	require.NoError(t, err)
@@ -207,9 +196,9 @@ func TestAnAsynchronousErrorOfALibrary(t *testing.T) {
 			for end := time.Now().Add(opBound); f == nil && time.Now().Before(end); {
 				f = r.sum()
 			}
-			if f == nil || !strings.Contains(f.Message, texts[v.name]) || !strings.Contains(f.Message, "rank 0") {
-				t.Errorf("%+v", f)
-			}
+			require.NotNil(t, f)
+			require.Contains(t, f.Message, texts[v.name])
+			require.Contains(t, f.Message, "rank 0")
 			_ = r.group.Destroy()
 		})
 	})
@@ -225,13 +214,9 @@ func TestRanksThatDoWithoutALibrary(t *testing.T) {
 			t.Run(call, func(t *testing.T) {
 				all(t, 2, only(v), map[int][]string{0: {"EMULATOR_FAULTS=" + plan}}, func(r *rank) {
 					for range 2 {
-						if f := r.sum(); f != nil {
-							t.Fatal(f.Message)
-						}
+						require.Nil(t, r.sum())
 					}
-					if r.has(engines[v.name]) {
-						t.Error("the library has carried out an operation")
-					}
+					require.False(t, r.has(engines[v.name]), "the library has carried out an operation")
 					require.NoError(t, r.group.Destroy())
 				})
 			})
@@ -244,12 +229,8 @@ func joinsNot(t *testing.T, v vendor, variables map[int][]string) {
 	t.Helper()
 	ends := map[string]string{"ascend": "HcclCommDestroy", "cambricon": "cnclAbortComm"}
 	all(t, 2, only(v), variables, func(r *rank) {
-		if f := r.sum(); f != nil {
-			t.Fatal(f.Message)
-		}
-		if r.has(engines[v.name]) {
-			t.Error("the library has carried out an operation")
-		}
+		require.Nil(t, r.sum())
+		require.False(t, r.has(engines[v.name]), "the library has carried out an operation")
 		r.recorded(ends[v.name], r.rank)
 		require.NoError(t, r.group.Destroy())
 	})
@@ -282,9 +263,8 @@ func TestRanksOfALibraryDiffer(t *testing.T) {
 			r.begin()
 			data := r.put(make([]byte, 4*(4+r.rank)))
 			f := r.finish(r.issue(coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, [][]byte{data}, [][]byte{data}))
-			if f == nil || f.Status != coll.Mismatch {
-				t.Errorf("%+v", f)
-			}
+			require.NotNil(t, f)
+			require.Equal(t, coll.Mismatch, f.Status, f.Message)
 			_ = r.group.Destroy()
 		})
 	})
@@ -341,9 +321,12 @@ func TestWhyThereIsNoLibrary(t *testing.T) {
 				}
 				isolated(t, c.libraries(t), nil, func(t *testing.T) {
 					err := opened(v)
-					if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
-						t.Errorf("%v, expected %q", err, c.want)
+					if c.want == "" {
+						require.NoError(t, err)
+						return
 					}
+					require.ErrorContains(t, err, c.want)
+					require.NotContains(t, err.Error(), "\n")
 				})
 			})
 		}
@@ -384,13 +367,13 @@ func TestEachFailingCallOfALibrary(t *testing.T) {
 						in = [][]byte{data[:8]}
 					}
 					if r.rank == 0 {
-						r.plan(function + "@1+=#153") // a code that no table has
+						r.plan(function + "@1=#153") // a code that no table has, of one call among several
 					}
 					f := r.finish(r.issue(op, in, out))
 					r.plan("")
-					if f == nil || !strings.Contains(f.Message, function) || !strings.Contains(f.Message, "rank 0") {
-						t.Errorf("%+v", f)
-					}
+					require.NotNil(t, f)
+					require.Contains(t, f.Message, function)
+					require.Contains(t, f.Message, "rank 0")
 					_ = r.group.Destroy()
 				})
 			})
@@ -434,10 +417,9 @@ func (r *rank) abortedIn(call string, op coll.Op, data []byte, ranks ...int) (as
 		}
 	}()
 	f := r.finish(r.issue(op, [][]byte{data}, [][]byte{data}))
-	if f == nil || f.Status != coll.Aborted {
-		r.t.Errorf("%+v", f)
-	}
 	<-over
+	require.NotNil(r.t, f)
+	require.Equal(r.t, coll.Aborted, f.Status, f.Message)
 	return asked
 }
 
@@ -465,9 +447,7 @@ func TestKernelsThatComeLate(t *testing.T) {
 			}
 			r.copy(uintptrOf(data), r.made(v.mallocHost, uintptr(len(data))), len(data), v.toDevice, r.stream)
 			r.recorded("late", 0)
-			if text := reports(r.Library); text != "" {
-				t.Error(text)
-			}
+			require.Empty(t, reports(r.Library))
 			_ = r.group.Destroy()
 		})
 	})

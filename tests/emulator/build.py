@@ -151,7 +151,7 @@ def fake_cuda() -> list[Library]:
         Library(
             "nccl",
             "libfake_nccl.so",
-            sources("nccl"),
+            [*sources("nccl"), *sources("skin")],
             needs=["cuda", "emulator"],
             flags=[*cuda, "-isystem", str(nvidia("nccl/include/nccl.h").parent)],
             soname="libnccl.so.2",

@@ -31,6 +31,7 @@ ENGINES = ("staged", "cuda")  # those of vendors' libraries need a device for ea
 SIZES = (8, 4 << 10, 256 << 10, 4 << 20, 64 << 20)
 RATE_RANKS = (2, 4, 8)
 MEASURED = "time and bandwidth beside gloo and beside copies through pinned memory"
+WIDTH = max(len(check.name) for check in CHECKS) + 2  # of a column of names
 LINES_OF_AN_ERROR = 40  # that are printed; FILE of --json has all
 
 
@@ -116,7 +117,7 @@ class Run:
 
 def _row(name: str, what: str, size: int, outcome: str, seconds: float = 0.0, error: str = "") -> dict[str, Any]:
     row = {"name": name, "what": what, "ranks": size, "outcome": outcome, "seconds": seconds, "error": error}
-    print(f"{outcome:<8}{seconds:>7.1f} s  {name:<14}{size} ranks  {what}")
+    print(f"{outcome:<8}{seconds:>7.1f} s  {name:<{WIDTH}}{size} ranks  {what}")
     for line in error.splitlines()[-LINES_OF_AN_ERROR:]:
         print(f"    {line}")
     sys.stdout.flush()
@@ -171,9 +172,9 @@ def show_list() -> int:
     for check in CHECKS:
         for name in check.functions():
             resolve(name)
-        print(f"{check.name:<14}{check.what}")
+        print(f"{check.name:<{WIDTH}}{check.what}")
     resolve("gpu_rates:measure")
-    print(f"{RATES:<14}{MEASURED}")
+    print(f"{RATES:<{WIDTH}}{MEASURED}")
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gpu_files
 import gpu_waits
 from cuda_bed import CudaBed, fake_cuda
 from gpu_list import CHECKS
@@ -25,6 +26,19 @@ def checked(bed: CudaBed, folder: Path, *arguments: str, **settings: str) -> tup
     environment = fake_cuda.environment(**settings)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     return done.returncode, done.stdout + done.stderr, json.loads(report.read_text()) if report.exists() else {}
+
+
+def test_the_package_imports_nothing_of_the_checkout(tmp_path: Path) -> None:
+    """The programs of the check are complete, and each check has its functions. tools/gpu-package tries the same with
+    the torch and the Python of the package."""
+    gpu_files.copy(tmp_path)
+    (tmp_path / "sagecomm").symlink_to(HERE.parents[1] / "torch_ext" / "sagecomm")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(tmp_path / "tests/python/gpu_check.py"), "--list"]
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {line.split()[0] for line in done.stdout.splitlines()}
+    assert {check.name for check in CHECKS} <= names
 
 
 @pytest.mark.long

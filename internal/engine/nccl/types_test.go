@@ -28,30 +28,26 @@ func TestReductions(t *testing.T) {
 			r, ok := Library{}.Reduction(op, d)
 			if !ok {
 				left[op.String()+" "+d.String()] = true
-			} else if uint64(d.Size())%r.Bytes != 0 || r.Factor != (op == coll.PremulSum) {
-				t.Errorf("%v of %v: %+v", op, d, r)
+				continue
 			}
+			require.Zero(t, uint64(d.Size())%r.Bytes, "%v of %v", op, d)
+			require.Equal(t, op == coll.PremulSum, r.Factor, "%v of %v", op, d)
 		}
 	}
 	for _, d := range []coll.DataType{coll.Int8, coll.Int16, coll.Int32, coll.Int64, coll.Uint8, coll.Uint16, coll.Uint32, coll.Uint64} {
 		for op := range coll.ReduceOpCount {
 			bits := op == coll.BAnd || op == coll.BOr || op == coll.BXor
 			short := (d == coll.Int16 || d == coll.Uint16) && op != coll.PremulSum
-			if name := op.String() + " " + d.String(); left[name] != (bits || short) {
-				t.Errorf("%s: left to another engine %v", name, left[name])
-			}
-			delete(left, op.String()+" "+d.String())
+			name := op.String() + " " + d.String()
+			require.Equal(t, bits || short, left[name], name)
+			delete(left, name)
 		}
 	}
 	for _, name := range []string{"PRODUCT complex64", "PRODUCT complex128", "BXOR bool"} {
-		if !left[name] {
-			t.Errorf("%s is not left to another engine", name)
-		}
+		require.True(t, left[name], name)
 		delete(left, name)
 	}
-	if len(left) != 0 {
-		t.Errorf("left to another engine: %v", left)
-	}
+	require.Empty(t, left)
 }
 
 // half is compared with the value of its bits: no float16 is nearer.
@@ -79,16 +75,11 @@ func TestHalf(t *testing.T) {
 		}
 	}
 	for x, want := range map[float64]uint16{65519: 0x7bff, 65520: 0x7c00, math.Inf(1): 0x7c00, math.Inf(-1): 0xfc00} {
-		if got := half(x); got != want {
-			t.Errorf("%g gives %#x instead of %#x", x, got, want)
-		}
+		require.Equal(t, want, half(x), "%g", x)
 	}
-	if half(math.NaN())&0x7fff <= 0x7c00 {
-		t.Error("NaN becomes a number")
-	}
-	if b := scalar(typeBFloat16, 1.0078125); binary.NativeEndian.Uint16(b[:]) != 0x3f81 {
-		t.Errorf("bfloat16: %x", b)
-	}
+	require.Greater(t, half(math.NaN())&0x7fff, uint16(0x7c00), "NaN becomes a number")
+	b := scalar(typeBFloat16, 1.0078125)
+	require.Equal(t, uint16(0x3f81), binary.NativeEndian.Uint16(b[:]))
 }
 
 // library compiles a shared library with the functions of the table, but for one, and returns its file.
@@ -109,9 +100,8 @@ func library(t *testing.T, without, more string) string {
 	code.WriteString(more)
 	source, file := filepath.Join(t.TempDir(), "nccl.c"), filepath.Join(t.TempDir(), "libnccl.so.2")
 	require.NoError(t, os.WriteFile(source, []byte(code.String()), 0o600))
-	if output, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", source, "-o", file).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, output)
-	}
+	output, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", source, "-o", file).CombinedOutput()
+	require.NoError(t, err, string(output))
 	return file
 }
 
@@ -134,30 +124,22 @@ func TestSettled(t *testing.T) {
 }
 
 func TestLoad(t *testing.T) {
-	if err := load(library(t, "", "")); err != nil {
-		t.Errorf("a library with all functions: %v", err)
-	}
+	require.NoError(t, load(library(t, "", "")))
 	for want, path := range map[string]string{
 		"no NCCL: ": filepath.Join(t.TempDir(), fileName),
 		"has no ncclRedOpCreatePreMulSum: it is older than NCCL 2.27": library(t, "RedOpCreatePreMulSum", ""),
 		"is sagecomm's own":                         library(t, "", "int "+facadeMark+" = 1;\n"),
 		"has the version 22605, expected NCCL 2.27": library(t, "GetVersion", "int ncclGetVersion(int *v) { *v = 22605; return 0; }\n"),
 	} {
-		if err := load(path); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, expected %q", err, want)
-		}
+		require.ErrorContains(t, load(path), want)
 	}
 }
 
 func TestCallsThatBlock(t *testing.T) {
 	for _, entry := range []string{"NCCL_COMM_BLOCKING=0", "NCCL_COMM_BLOCKING=", "NCCL_COMM_BLOCKING=yes", "NCCL_DEBUG=1"} {
-		if err := Blocks([]string{"HOME=/", entry}); err != nil {
-			t.Errorf("%s: %v", entry, err)
-		}
+		require.NoError(t, Blocks([]string{"HOME=/", entry}), entry)
 	}
-	if err := Blocks([]string{"NCCL_COMM_BLOCKING=1"}); err == nil || !strings.Contains(err.Error(), "NCCL_COMM_BLOCKING=1 makes calls of NCCL wait") {
-		t.Errorf("NCCL_COMM_BLOCKING=1: %v", err)
-	}
+	require.ErrorContains(t, Blocks([]string{"NCCL_COMM_BLOCKING=1"}), "NCCL_COMM_BLOCKING=1 makes calls of NCCL wait")
 }
 
 // NVIDIA's own library, where torch has brought it: it has all functions, and a unique id needs no GPU.

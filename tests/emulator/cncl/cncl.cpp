@@ -190,6 +190,7 @@ cnclResult_t cnclAbortComm(Comm *comm) {
 }
 
 cnclResult_t cnclGetCommAsyncError(Comm *comm) {
+  skin::record(__func__, comm);
   REQUIRE(comm != nullptr, arguments);
   alive(comm);
   cnclResult_t planned = success;

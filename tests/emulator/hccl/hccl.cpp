@@ -156,6 +156,7 @@ HcclResult HcclCommDestroy(void *comm) {
 }
 
 HcclResult HcclGetCommAsyncError(void *comm, HcclResult *error) {
+  skin::record(__func__, comm, error);
   if (comm == nullptr || error == nullptr) return ptr;
   alive(comm);
   HcclResult planned = success;

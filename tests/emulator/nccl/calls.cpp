@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "../core/late.hpp"
+#include "../skin/record.hpp"
 #include "communicator.hpp"
 
 using namespace fake_nccl;
@@ -98,6 +99,9 @@ ncclResult_t call(const char *name, ncclComm_t communicator, Operation operation
     return fail(ncclInvalidArgument, std::string(name) + " : invalid root " + std::to_string(operation.root));
   note(std::string(name) + " count " + std::to_string(operation.count) + " type " + std::to_string(operation.type) +
        " op " + std::to_string(operation.reduction.op) + " root " + std::to_string(operation.root));
+  // All functions in one order of arguments: nccl.h has compared that of each.
+  skin::record(("nccl" + std::string(name)).c_str(), operation.from, operation.to, operation.count, operation.type,
+               operation.reduction.op, operation.root, communicator, operation.stream);
   if (operation.reduction.op >= ncclNumOps) {
     std::lock_guard lock(communicator->state->mutex);
     const size_t at = static_cast<size_t>(operation.reduction.op) - ncclNumOps;
@@ -238,7 +242,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int ranks, ncclUni
   BEGIN;
   if (config != nullptr && config->magic != NCCL_API_MAGIC)
     return fail(ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
-  return init(communicator, ranks, id, rank, config == nullptr || config->blocking != 0);
+  const bool blocking = config == nullptr || config->blocking != 0;
+  skin::record(__func__, ranks, rank, blocking);
+  return init(communicator, ranks, id, rank, blocking);
 }
 
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *communicator, int ranks, int rank, int /*ids*/, ncclUniqueId *id,
@@ -247,6 +253,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *communicator, int ranks, int r
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
+  skin::record(__func__, communicator);
   BEGIN;
   State &state = *communicator->state;
   note_device(__func__, state);
@@ -261,6 +268,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
+  skin::record(__func__, communicator);
   BEGIN;
   note("Destroy");
   note_device(__func__, *communicator->state);
@@ -272,6 +280,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
+  skin::record(__func__, communicator);
   BEGIN;
   note("Abort");
   note_device(__func__, *communicator->state);
@@ -321,6 +330,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t /*communicator*/, void * /*hand
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *factor, ncclDataType_t type,
                                       ncclScalarResidence_t residence, ncclComm_t communicator) {
   BEGIN;
+  skin::record(__func__, type, residence, communicator);
   if (residence != ncclScalarHostImmediate) return fail(ncclInvalidArgument, "only scalars of the host are emulated");
   std::lock_guard lock(communicator->state->mutex);
   auto &made = communicator->state->made;
