@@ -4,6 +4,7 @@ that are queued whole, where a call has several of them, or where their outputs 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from device_programs import SUM, N, accelerator, expect, full, held, main_stream
 
 
 def futures_of_rows() -> None:
-    """A Future comes behind the copies into rows, as `wait()` does, also in a stream that has waited for nothing else."""
+    """A Future comes behind the copies into rows, as `wait()` does, also in a stream that waits for nothing else."""
     peer = 1 - dist.get_rank()
     calls: list[tuple[Callable[[torch.Tensor], Any], float]] = [
         (lambda rows: dist.all_reduce(rows, async_op=True), SUM),
@@ -52,8 +53,8 @@ def barriers_of_a_window() -> None:
         xs = [full(0), full(0, 2 * N)]
         torch.accelerator.synchronize()
         written = torch.Event(accelerator())
-        calls: list[Callable[[], Any]] = [lambda x=x: backend.allreduce([x], AllreduceOptions()) for x in xs]  # type: ignore[misc]
-        calls.insert(place, lambda: backend.barrier(options))
+        calls: list[Callable[[], Any]] = [partial(backend.allreduce, [x], AllreduceOptions()) for x in xs]
+        calls.insert(place, partial(backend.barrier, options))
         with held(main_stream()):
             for x in xs:
                 x += mine()
