@@ -30,6 +30,7 @@ PYTHON = {
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
     "full": ["tests/python/test_device_full.py"],  # streams
     "queues": ["tests/python/test_device_queues.py"],  # of the hardware
+    "joined": ["tests/python/test_device_joined.py"],
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
     "captures": ["tests/python/test_cuda_engine.py", "-k", "captures or factors"],
     "turns": ["tests/python/test_cuda_engine.py", "-k", "rows_do"],
@@ -69,6 +70,9 @@ GO = {
     ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
+    "arguments": ["./tests/devices", "-run", "TestArgumentsOfLibraries"],
+    "connections": ["./tests/devices", "-run", "TestQueuesOfRecvs"],
+    "parts": ["./pgbackend", "-run", "CoalescedCall|EarlyCalls"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
     "externals": ["./pgbackend", "-run", "External"],

@@ -173,7 +173,7 @@ CUresult cuCtxSynchronize() {
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   BEGIN_IN_CONTEXT;
   if (least != nullptr) *least = driver::least_priority;
-  if (greatest != nullptr) *greatest = driver::greatest_priority;
+  if (greatest != nullptr) *greatest = driver::greatest_priority();
   return CUDA_SUCCESS;
 }
 

@@ -56,6 +56,7 @@ inline emulator::EventHandle event(CUevent handle) { return reinterpret_cast<emu
 inline void *pointer(CUdeviceptr address) { return reinterpret_cast<void *>(address); }
 inline CUdeviceptr address(const void *pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-constexpr int least_priority = 0, greatest_priority = -5;
+constexpr int least_priority = 0;
+int greatest_priority();  // FAKE_CUDA_PRIORITIES says how many there are
 
 }  // namespace driver
