@@ -12,7 +12,10 @@ import torch.distributed as dist
 from cuda_bed import CudaBed
 from device_nccl import join_group
 
-pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA"),
+]
 
 FLOAT = 4  # bytes
 SUM, MAX, PREMUL = 0, 2, 5  # nccl.h; the first reduction that a program makes comes behind its own
@@ -74,6 +77,5 @@ def test_arguments(cuda_bed: CudaBed, tmp_path: Path) -> None:
         others = [call for call in calls if call not in operations]
         assert others[0] == ("ncclCommInitRankConfig", 2, rank, 0)
         assert others[1] == ("ncclRedOpCreatePreMulSum", OF_FLOAT, HOST, communicator)
-        assert {call[0] for call in others[2:]} <= {"ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"}
-        assert others[2:]
+        assert [call[0] for call in others[2:]] == ["ncclCommFinalize", "ncclCommDestroy"]
         assert {call[1] for call in others[2:]} == {communicator}
