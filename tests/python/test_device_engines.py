@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
-from device_bed import FEW, Schedule, by_turns
+from device_bed import FEW, Schedule
 from device_engines import MODULES
-from selection import quickly
 from test_device_tensors import KICK_MS
 
-pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+pytestmark = [
+    pytest.mark.long,  # nccl and cuda have quick tests of their own
+    pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA"),
+]
 
 ENGINES = ["nccl", "cuda"]
 CASES = [(engine, module) for engine in ENGINES for module in MODULES]
-QUICK = [("cuda", "coalesced"), ("nccl", "calls")]
 
 
 def settings_for(schedule: Schedule, engine: str, devices: int) -> dict[str, str]:
@@ -25,13 +26,14 @@ def settings_for(schedule: Schedule, engine: str, devices: int) -> dict[str, str
     return {"schedule": schedule.name, **bed}
 
 
-@by_turns("case", CASES, QUICK, FEW)
+@pytest.mark.parametrize("schedule", FEW, ids=str)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_programs(cuda_bed: CudaBed, schedule: Schedule, case: tuple[str, str]) -> None:
     settings = settings_for(schedule, case[0], 2)
     cuda_bed.ranks("device_engines:run", 2, *case, seed=schedule.seed, **settings)
 
 
-@pytest.mark.parametrize("schedule", quickly([], FEW), ids=str)
+@pytest.mark.parametrize("schedule", FEW, ids=str)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_device_that_is_not_the_current_one(cuda_bed: CudaBed, schedule: Schedule, engine: str) -> None:
     settings = settings_for(schedule, engine, 4)

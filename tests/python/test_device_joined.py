@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 PROGRAMS = {"under_fake_cuda": 2, "batch_of_senders_in_turns": 3}  # with their numbers of ranks
 
 
-@by_turns("program", list(PROGRAMS))
+@by_turns("program", list(PROGRAMS), ["under_fake_cuda"])
 def test_programs(cuda_bed: CudaBed, program: str, schedule: Schedule) -> None:
     settings = {"EMULATOR_KICK_MS": "5", "schedule": schedule.name, "seed": schedule.seed}
     cuda_bed.ranks(f"device_joined:{program}", PROGRAMS[program], **settings)

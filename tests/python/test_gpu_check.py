@@ -28,6 +28,7 @@ def checked(bed: CudaBed, folder: Path, *arguments: str, **settings: str) -> tup
     return done.returncode, done.stdout + done.stderr, json.loads(report.read_text()) if report.exists() else {}
 
 
+@pytest.mark.long
 def test_the_package_imports_nothing_of_the_checkout(tmp_path: Path) -> None:
     """The programs of the check are complete, and each check has its functions. tools/gpu-package tries the same with
     the torch and the Python of the package."""
