@@ -1,4 +1,4 @@
-// The functions and numbers of calls.cpp, compared with those of NVIDIA's nvml.h, which go-nvml brings: driver_test.go compiles it.
+// The functions and numbers of calls.cpp, compared with those of NVIDIA's nvml.h, which go-nvml brings: nvml_test.go compiles it.
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 
