@@ -315,8 +315,9 @@ static int step(scr_group *g, scr_run *r, const scr_stage *st, uint64_t k) {
   }
 }
 
-/* Where every rank fills a slot, none can be far ahead of the others, so a run that only reads any more holds nobody up. A rank
- * whose program fills none reads what others may go on to publish: they would wait for its `consumed`. */
+/* Where every rank fills a slot and reads those of the others, none can be far ahead, so a run that only reads any more holds nobody
+ * up. A rank whose program fills none reads what others may go on to publish: they would wait for its `consumed`. (The others of a
+ * reduce of one shot read nothing, and may wait for the root.) */
 bool scr_run_owes(const scr_run *r) {
   const scr_program *pg = r->coll.program;
   if (pg->sendrecv || r->coll.chunks != 1) return true; /* before its heads are read it has no chunks */
