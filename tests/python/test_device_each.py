@@ -11,7 +11,7 @@ import torch
 import device_each
 import device_random
 from cuda_bed import CudaBed
-from device_bed import FEW, Schedule, Worlds, quick_if_lazy, under_schedules
+from device_bed import FEW, Schedule, Worlds, lazily, quick_if_lazy, under_schedules
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
 
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -47,7 +47,7 @@ def test_programs_on_cuda_without_waits(cuda_bed: CudaBed, schedule: Schedule) -
 
 @pytest.mark.long
 @needs_cuda
-@pytest.mark.parametrize("schedule", FEW, ids=str)
+@lazily
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_a_device_that_is_not_the_current_one(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
     settings = {"EMULATOR_DEVICES": "2", "EMULATOR_KICK_MS": KICK_MS, "EMULATOR_FAULTS": faults}
@@ -75,7 +75,7 @@ def seeds_of(schedule: Schedule) -> list[int]:
 
 @pytest.mark.long
 @needs_cuda
-@under_schedules
+@pytest.mark.parametrize("schedule", FEW, ids=str)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_random_programs(cuda_bed: CudaBed, schedule: Schedule, devices: int, faults: str) -> None:

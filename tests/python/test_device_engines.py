@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed
-from device_bed import FEW, Schedule
+from device_bed import Schedule, lazily
 from device_engines import MODULES
 from test_device_tensors import KICK_MS
 
@@ -26,14 +26,14 @@ def settings_for(schedule: Schedule, engine: str, devices: int) -> dict[str, str
     return {"schedule": schedule.name, **bed}
 
 
-@pytest.mark.parametrize("schedule", FEW, ids=str)
+@lazily
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_programs(cuda_bed: CudaBed, schedule: Schedule, case: tuple[str, str]) -> None:
     settings = settings_for(schedule, case[0], 2)
     cuda_bed.ranks("device_engines:run", 2, *case, seed=schedule.seed, **settings)
 
 
-@pytest.mark.parametrize("schedule", FEW, ids=str)
+@lazily
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_device_that_is_not_the_current_one(cuda_bed: CudaBed, schedule: Schedule, engine: str) -> None:
     settings = settings_for(schedule, engine, 4)
