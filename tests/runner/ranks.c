@@ -23,7 +23,7 @@ static struct {
   int rank;
 } table[2 * MAX_RANKS];
 static int n_ranks, n_entries;
-bool two_groups, device_lanes, fusing, own_words;
+bool two_groups, device_lanes, fusing, own_words, seldom;
 scr_gate next_gate[MAX_RANKS];
 
 uint64_t next_random(uint64_t *state) { /* xorshift64*, Vigna 2016 */
@@ -291,7 +291,7 @@ static void open_lane(int n, uint32_t spin, uint32_t yield_us, uint32_t lane, co
                           .stream_bytes = UINT64_MAX,
                           .flight_entries = 16,
                           .policy = {.sync_ns = 50 * 1000000,
-                                     .sleep_ns = SLEEP_NS,
+                                     .sleep_ns = seldom ? SELDOM_NS : SLEEP_NS,
                                      .begin_bytes = 64 * 1024,
                                      .begin_ns = 200 * 1000,
                                      .brief_ns = 20 * 1000,
@@ -322,18 +322,23 @@ static void prepare(void) {
   memory = make_memory();
   memset(arena_of(MAX_RANKS), 0, 4096);
   scr_engine_add_bell(arena_of(MAX_RANKS));
+  for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);
+}
+
+/* With `seldom`, each sleep of the engine is one from which new work wakes it. */
+static void configure_engine(void) {
   scr_engine_configure(&(scr_engine_config){.spin = 20,
                                             .yield_us = 50,
                                             .slice_ns = 200 * 1000,
-                                            .look_ns = 20 * 1000000,
+                                            .look_ns = seldom ? SELDOM_NS : 20 * 1000000,
                                             .gate_ns = 100 * 1000,
                                             .sound_ns = 1000000000,
-                                            .idle_looks = 10});
-  for (int i = 0; i < MAX_RANKS; i++) atomic_store(&arena_used[i], ARENA_BYTES);
+                                            .idle_looks = seldom ? 0 : 10});
 }
 
 void run_ranks(int n, uint32_t spin, uint32_t yield_us, uint64_t seed, rank_fn *fn, void *arg) {
   if (memory == NULL) prepare();
+  configure_engine();
   n_ranks = n;
   n_entries = 0;
   atomic_store(&garbled, false);

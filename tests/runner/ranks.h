@@ -12,6 +12,7 @@
 #include "../../internal/runner/queue.h"
 
 #define MAX_RANKS 8
+#define SELDOM_NS (20 * 1000000000LL)
 #define SLEEP_NS (50 * 1000000LL) /* the longest sleep of a driver */
 #define SOUNDLY_US 400000         /* after so long without work the engine sleeps for a second, unless it is rung */
 #define ARENA_BYTES (UINT64_C(8) << 20) /* of each rank */
@@ -58,6 +59,8 @@ extern _Atomic bool garbled;
 extern bool two_groups, device_lanes, fusing;
 /* Whether each rank uses the failure word of its own shared block. */
 extern bool own_words;
+/* Whether drivers and the engine sleep for up to SELDOM_NS while what they have to do is at no gate. */
+extern bool seldom;
 /* Returns the program of an operation, compiled at its first use. */
 const scr_program *program_of(scr_group *g, const sagecomm_op *op, uint64_t bytes);
 /* The gate of the next operation that a rank issues on a device. */
