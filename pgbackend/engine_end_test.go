@@ -3,6 +3,8 @@ package pgbackend
 import (
 	"errors"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -226,9 +228,13 @@ func TestTurnsLastUntilAllIsQueued(t *testing.T) {
 		run := g.device.Load().run
 		mine := run.Sequence()
 		go func() { others <- sumOn(g, devices[rank]) }()
-		for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); runtime.Gosched() { // it takes less
-			if run.Sequence() != mine {
+		waits := func(stack string) bool { return strings.Contains(stack, " [select") }
+		for end := time.Now().Add(hangAfter); !slices.ContainsFunc(stacksOf("vendor.turn.take"), waits); runtime.Gosched() {
+			switch {
+			case run.Sequence() != mine:
 				return errors.New("another operation has a number")
+			case time.Now().After(end):
+				return errors.New("the other operation does not wait for its turn")
 			}
 		}
 		return nil

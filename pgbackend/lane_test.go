@@ -110,15 +110,15 @@ func end(w runner.Work) *coll.Failure {
 	return f
 }
 
-// callersOf returns the number of goroutines that are inside a function or method of this package.
-func callersOf(function string) (n int) {
+// stacksOf returns the stacks of the goroutines that are inside a function or method.
+func stacksOf(function string) (found []string) {
 	stacks := make([]byte, 4<<20)
 	for _, s := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
 		if strings.Contains(s, function+"(") {
-			n++
+			found = append(found, s)
 		}
 	}
-	return n
+	return found
 }
 
 // Without Group.opening each of the callers would open a lane of its own.
@@ -128,7 +128,7 @@ func TestFirstDeviceOperationsOpenTheLaneOnce(t *testing.T) {
 	var all atomic.Bool // all callers of all ranks have met
 	d.opening = func(*Group) error {
 		for !all.Load() {
-			if callersOf("deviceLane") == 2*callers {
+			if len(stacksOf("deviceLane")) == 2*callers {
 				all.Store(true)
 			}
 			runtime.Gosched()
