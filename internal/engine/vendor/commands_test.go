@@ -3,7 +3,6 @@ package vendor
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -272,21 +271,4 @@ func TestFirstCallsMakeOneCommunicator(t *testing.T) {
 		e.Abort()
 		e.Close()
 	})
-}
-
-// The error of a call that has failed is there when the thread is idle: an operation of which a call has failed is never taken for one that was
-// queued.
-func TestAFailedCallIsNoSuccess(t *testing.T) {
-	for range 1000 {
-		thread := NewThread(alone, func() error { return nil })
-		thread.Begin(func() error { return errCommand })
-		for {
-			if idle, err := thread.State(); idle {
-				require.ErrorIs(t, err, errCommand)
-				break
-			}
-			runtime.Gosched()
-		}
-		thread.Stop(nil)
-	}
 }
