@@ -256,22 +256,6 @@ def barrier_waits_for_no_other_stream() -> None:
     expect(x, 1)
 
 
-def window_with_a_barrier() -> None:
-    """The host waits for a window that has a barrier, wherever that stands."""
-    x, group, called = full(mine()), c10d._get_default_group(), c10d._get_default_store()
-    if dist.get_rank() == 1:
-        called.wait(["the window of rank 0"])
-    group._start_coalescing(accelerator())
-    dist.barrier(device_ids=[accelerator().index], async_op=True)
-    dist.all_reduce(x, async_op=True)
-    work = group._end_coalescing(accelerator())
-    if dist.get_rank() == 0:
-        called.set("the window of rank 0", b"")
-    work.wait()
-    assert work.is_success()
-    expect(x, SUM)
-
-
 def next_operation_raises() -> None:
     """Ranks make different calls. The stream goes on, and the group raises from then on."""
     x = full(mine(), N + dist.get_rank())
@@ -301,7 +285,6 @@ PROGRAMS: list[Callable[[], Any]] = [
     roots,
     barrier_waits_on_the_host,
     barrier_waits_for_no_other_stream,
-    window_with_a_barrier,
     next_operation_raises,
 ]
 
