@@ -69,6 +69,8 @@ class Outcome:
         if self.failure is None:
             return "nothing"
         test = f"{self.failure.suite}: {self.failure.test}"
+        if self.failure.overran:
+            return f"not sure: the suite took too long: {test}"
         return test if self.counts else f"not sure: fails without the mutant: {test}"
 
     @property
@@ -150,7 +152,7 @@ def try_mutant(tree: Tree, mutant: Mutant, seeds: int) -> Outcome:
     finally:
         tree.restore(mutant)
     counts = False
-    if failure:
+    if failure and not failure.overran:
         if failure.suite in suites.LOADS_THE_CORE:
             tree.build(core_too=False)
         counts = suites.passes(tree.root, failure, seeds, mutant.name)
