@@ -203,13 +203,20 @@ func TestMemoryThatEachPeerHasClosed(t *testing.T) {
 				require.Nil(t, m.peers[peer].imported)
 				require.Nil(t, m.peers[peer].inbox.mapping)
 			}
-			require.NotContains(t, homes.free[m.lodging.place.Len], m.lodging)
+			require.NotContains(t, freePlaces(m.lodging.place.Len), m.lodging)
 			m.own.store(closed, late, 1)
 			<-done
 			require.EqualValues(t, aFew, drivers[m.rank].released.Load())
-			require.Contains(t, homes.free[m.lodging.place.Len], m.lodging)
+			require.Contains(t, freePlaces(m.lodging.place.Len), m.lodging)
 		})
 	}
+}
+
+// freePlaces returns the places of inboxes of a length that no group has.
+func freePlaces(bytes int64) []lodging {
+	homes.mu.Lock()
+	defer homes.mu.Unlock()
+	return slices.Clone(homes.free[bytes])
 }
 
 // Memory of a group of which one peer has died without a word serves no other group, whichever peer it is.
@@ -226,7 +233,7 @@ func TestMemoryOfWhicheverPeerHasDied(t *testing.T) {
 		require.True(t, m.allClosed())
 		require.False(t, m.allSaid())
 		m.Free(here)
-		require.NotContains(t, homes.free[m.lodging.place.Len], m.lodging)
+		require.NotContains(t, freePlaces(m.lodging.place.Len), m.lodging)
 	}
 }
 
