@@ -57,7 +57,7 @@ def test_a_device_that_is_not_the_current_one(cuda_bed: CudaBed, schedule: Sched
 
 @pytest.mark.long
 @needs_cuda
-@pytest.mark.parametrize("schedule", FEW, ids=str)
+@lazily
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])
 def test_long_tensors(cuda_bed: CudaBed, schedule: Schedule, faults: str) -> None:
     on_cuda(cuda_bed, "long_under_fake_cuda", schedule, EMULATOR_FAULTS=faults)
