@@ -186,12 +186,7 @@ func TestTokensOfThePeerThatHasDeparted(t *testing.T) {
 func TestMemoryThatEachPeerHasClosed(t *testing.T) {
 	for late := range aFew {
 		list, drivers := several(t, aFew)
-		m := list[(late+1)%aFew]
-		for peer := range aFew {
-			if peer != late && peer != m.rank {
-				m.own.store(closed, peer, 1)
-			}
-		}
+		m := allHaveClosedBut(late, list)
 		synctest.Test(t, func(t *testing.T) {
 			done := make(chan struct{})
 			go func() { m.Free(here); close(done) }()
@@ -212,6 +207,17 @@ func TestMemoryThatEachPeerHasClosed(t *testing.T) {
 	}
 }
 
+// allHaveClosedBut returns a rank whose other peers use its memory no more.
+func allHaveClosedBut(one int, list []*member) *member {
+	m := list[(one+1)%len(list)]
+	for peer := range list {
+		if peer != one && peer != m.rank {
+			m.own.store(closed, peer, 1)
+		}
+	}
+	return m
+}
+
 // freePlaces returns the places of inboxes of a length that no group has.
 func freePlaces(bytes int64) []lodging {
 	homes.mu.Lock()
@@ -223,12 +229,7 @@ func freePlaces(bytes int64) []lodging {
 func TestMemoryOfWhicheverPeerHasDied(t *testing.T) {
 	for dead := range aFew {
 		list, _ := several(t, aFew)
-		m := list[(dead+1)%aFew]
-		for peer := range aFew {
-			if peer != dead && peer != m.rank {
-				m.own.store(closed, peer, 1)
-			}
-		}
+		m := allHaveClosedBut(dead, list)
 		m.peers[dead].process.StartTime++ // another process has the number by now
 		require.True(t, m.allClosed())
 		require.False(t, m.allSaid())
