@@ -153,6 +153,7 @@ go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $
 # TEST_THOROUGH: also tests that are too long for `make test` (tests/quick).
 go_race = export GORACE=atexit_sleep_ms=0 TEST_THOROUGH=1; $(go_test) -race -short
 # With AFTER_TEST=1, which CI sets, test-long leaves out what `make test-go-race test-python` has run, and coverage.
+# With SHARE=0.4, it runs that part of the long cases of each of Python's tests (tests/python/drawing.py).
 # Two workers; tests that promise a time run alone (tests/python/sharing.py).
 pytest = cd $(root) && $(py) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(RERUN_FAILED),--rerun-failed)
 
@@ -203,7 +204,7 @@ else
 endif
 
 test-long-python: build beds ## run all of Python's tests with coverage
-	$(pytest) $(if $(AFTER_TEST),-m long,--cov)
+	$(pytest) $(if $(SHARE),--share $(SHARE)) $(if $(AFTER_TEST),-m long,--cov)
 
 # The tests of streams and events run under a few seeds of the random schedule; this runs them under SEEDS=50.
 streams := TestCProgramOnADevice|TestGraphsOfACProgram|TestAPeerOfGraphsDies|TestHCCLFacade

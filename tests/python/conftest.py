@@ -15,7 +15,7 @@ from worlds import Environment, Pool, World
 if TYPE_CHECKING:
     from transformer import History
 
-pytest_plugins = ["reruns", "sharing"]
+pytest_plugins = ["drawing", "reruns", "sharing"]
 
 
 def pytest_configure() -> None:
