@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -20,7 +21,7 @@ _WORDS = 1 << 14  # a word is used once: a stream may look at it after it was re
 
 by_words = not emulated()
 
-_held: dict[int, tuple[int, threading.Timer]] = {}  # by stream: the word and the timer
+_held: dict[torch.Stream, tuple[int, threading.Timer]] = {}  # the word and the timer
 _expired: list[str] = []
 _next = iter(range(_WORDS))
 
@@ -32,6 +33,18 @@ def handle(stream: torch.Stream) -> int:
     return int(found.cuda_stream)
 
 
+def _on_its_device(change: Callable[[torch.Stream], None]) -> Callable[[torch.Stream], None]:
+    """The default streams of all devices have one handle, which is that of the current device."""
+
+    @functools.wraps(change)
+    def changed(stream: torch.Stream) -> None:
+        with torch.cuda.device(stream.device_index):
+            change(stream)
+
+    return changed
+
+
+@_on_its_device
 def hold(stream: torch.Stream) -> None:
     """Nothing that is launched on the stream begins until it is released."""
     if not by_words:
@@ -41,16 +54,17 @@ def hold(stream: torch.Stream) -> None:
     address = ctypes.c_uint64(words.data_ptr() + 4 * place)
     failed = _driver().cuStreamWaitValue32_v2(ctypes.c_void_p(native), address, 1, 0)
     assert failed == 0, f"cuStreamWaitValue32 returned {failed}"
-    timer = threading.Timer(EXPIRES_S, _expire, [native])
+    timer = threading.Timer(EXPIRES_S, _expire, [stream])
     timer.daemon = True
-    _held[native] = (place, timer)
+    _held[stream] = (place, timer)
     timer.start()
 
 
+@_on_its_device
 def release(stream: torch.Stream) -> None:
     if not by_words:
         assert fake_cuda.emulator().emulator_release_stream(handle(stream)) == 0
-    elif (held := _held.pop(handle(stream), None)) is not None:
+    elif (held := _held.pop(stream, None)) is not None:
         held[1].cancel()
         _words()[held[0]] = 1
 
@@ -64,8 +78,8 @@ def check() -> None:
         raise AssertionError(_expired.pop())
 
 
-def _expire(native: int) -> None:
-    held = _held.pop(native, None)
+def _expire(stream: torch.Stream) -> None:
+    held = _held.pop(stream, None)
     if held is not None:
         _expired.append(f"the host waited {EXPIRES_S:.0f} s for a stream that it was to release")
         _words()[held[0]] = 1

@@ -293,6 +293,13 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, PROGRAMS)
 
 
+def in_few_queues(rank: int, size: int, store: str) -> None:
+    """With one queue a stream that is held holds up the other streams of the program, that of a barrier, too."""
+    one = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    programs = [p for p in PROGRAMS if not one or p is not barrier_waits_for_no_other_stream]
+    run_under_fake_cuda(rank, size, store, programs)
+
+
 def batch_of_several_senders(rank: int, size: int, store: str) -> None:
     """What rank 2 sends in the batch depends on what rank 1 sends behind the batch."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)

@@ -18,7 +18,7 @@ KICK_MS = "5"  # work that no thread waits for begins after this time
 PROGRAMS = {  # with their numbers of ranks
     "device_calls:under_fake_cuda": 2,
     "device_p2p:in_few_queues": 2,
-    "device_waits:under_fake_cuda": 2,
+    "device_waits:in_few_queues": 2,
     "device_waits:recv_beside_a_collective": 2,
     "device_waits:batch_of_several_senders": 3,
 }
