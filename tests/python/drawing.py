@@ -16,7 +16,7 @@ import pytest
 SEED = (
     "DRAW_SEED"  # in the environment, so that the workers of xdist draw with the seed of the process that starts them
 )
-FEWEST = 3  # a test with no more long cases runs all of them
+FEWEST = 2  # a test with no more long cases runs all of them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

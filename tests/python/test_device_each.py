@@ -11,7 +11,7 @@ import torch
 import device_each
 import device_random
 from cuda_bed import CudaBed
-from device_bed import FEW, Schedule, Worlds, lazily, quick_if_lazy, under_schedules
+from device_bed import ALL, FEW, Schedule, Worlds, lazily, quick_if_lazy, under_schedules
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
 
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -22,9 +22,12 @@ def on_cuda(bed: CudaBed, entry: str, schedule: Schedule, **settings: str) -> No
     bed.ranks(f"device_each:{entry}", 2, schedule=schedule.name, seed=schedule.seed, **settings)
 
 
+# A launch queue under the schedule with threads takes minutes on a busy machine.
+CASES = [*(("streams", schedule) for schedule in ALL), *(("launch queue", schedule) for schedule in FEW)]
+
+
 @pytest.mark.long
-@under_schedules
-@pytest.mark.parametrize("queue", ["streams", "launch queue"])
+@pytest.mark.parametrize(("queue", "schedule"), CASES, ids=str)
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     for program in device_each.PROGRAMS:
