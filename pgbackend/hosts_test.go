@@ -172,7 +172,10 @@ func cutLast(t *testing.T, w *world, n int) {
 	}
 	cutOff(w, last)
 	for range survivors {
-		require.NoError(t, expect(<-causes, coll.PeerFailure, fmt.Sprintf("rank %d", last), "Connection closed by peer"))
+		f := <-causes
+		require.NoError(t, expect(f, coll.PeerFailure, fmt.Sprintf("rank %d", last), "Connection closed by peer"))
+		require.Equal(t, "all_reduce", f.Op, f.Message)
+		require.Contains(t, []uint64{1, 2}, f.Sequence, f.Message)
 	}
 	require.Eventually(t, func() bool {
 		for _, g := range survivors {
@@ -182,6 +185,42 @@ func cutLast(t *testing.T, w *world, n int) {
 		}
 		return true
 	}, opTimeout, time.Millisecond)
+}
+
+// The failure by the loss of a rank on another host names what the survivor is in, or what it called last: it has never asked that rank.
+func TestLostRankAndOwnCall(t *testing.T) {
+	for _, c := range []struct {
+		name, op string
+		sequence uint64
+		before   bool                                        // a collective of both ranks
+		call     func(g *Group) (runner.Work, *coll.Failure) // of the survivor
+	}{
+		{"is in a collective", "all_reduce", 2, true, func(g *Group) (runner.Work, *coll.Failure) { return sumAsync(g, 1000) }},
+		{"is in a recv", "recv", 1, true, func(g *Group) (runner.Work, *coll.Failure) {
+			return g.Issue(coll.Op{Kind: coll.Recv, Type: coll.Float32, Root: 1, Tag: 7, Async: true}, nil, one(make([]byte, 40)))
+		}},
+		{"is in no call", "all_reduce", 1, true, nil},
+		{"has called nothing", "", 0, false, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newHostsWorld(t, "01")
+			if c.before {
+				w.each(func(g *Group) error { return asError(sum(g, 10)) })
+			}
+			g := w.groups[0]
+			if c.call != nil {
+				work, f := c.call(g)
+				require.Nil(t, f)
+				defer work.Release()
+			}
+			cutOff(w, 1)
+			require.Eventually(t, func() bool { return g.Cause() != nil }, opTimeout, time.Millisecond)
+			f := g.Cause()
+			require.Equal(t, c.op, f.Op, f.Message)
+			require.Equal(t, c.sequence, f.Sequence, f.Message)
+			expectScenario(t, "peer", "a process of another host that dies, and this rank "+c.name, []*coll.Failure{f})
+		})
+	}
 }
 
 // All survivors have one cause, which names the rank that was lost, and a group that they make again works.

@@ -14,7 +14,9 @@ class _CollectiveError(DistBackendError):
     rank: int | None  #: the rank that caused the error
     host: str | None  #: the host that it runs on
     pid: int | None  #: its process
-    op: str | None  #: the operation that was in flight; of a dead rank, the last collective that it began
+    #: the operation that was in flight; of a dead rank, the last collective that it began, but where the first cause is a
+    #: lost link to another host, the operation of the rank that noticed it
+    op: str | None
     sequence: int | None  #: its number in the group, from 1
     group: str | None  #: the group's name
 
