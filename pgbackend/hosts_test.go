@@ -502,6 +502,41 @@ func TestAdvertisedAddresses(t *testing.T) {
 	}
 }
 
+// Rank 0 warns of links that leave the host in plain text, and of a secret that it has made itself: from whom that protects, and from whom not.
+func TestWarningOfPlainLinks(t *testing.T) {
+	eachAProcess(t)
+	realAdvertised, realWarn := advertisedTo, warnOfPlainLinks
+	var warned []string
+	warnOfPlainLinks = func(text string) { warned = append(warned, text) }
+	t.Cleanup(func() { advertisedTo, warnOfPlainLinks = realAdvertised, realWarn })
+	warnings := func(more options) []string {
+		warned = nil
+		Get().networks.warned = sync.Once{}
+		w, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+			o := onHosts("01")(rank)
+			maps.Copy(o, more)
+			return o
+		})
+		require.NoError(t, errors.Join(errs...))
+		w.destroy()
+		return warned
+	}
+	require.Empty(t, warnings(nil), "over loopback")
+	advertisedTo = func(a, b *member) bool { return a.HostSetting == b.HostSetting } // ranks advertise an address, and dial each other over loopback
+	at := options{"advertise": "10.77.0.1"}
+	list := warnings(at)
+	require.Len(t, list, 1)
+	require.Contains(t, list[0], "links between hosts (here at 10.77.0.1) are not encrypted")
+	require.Contains(t, list[0], "it keeps out strangers who cannot read the store, and whoever can read it can join the job")
+	at["secret"] = "0123456789abcdef"
+	list = warnings(at)
+	require.Len(t, list, 1)
+	require.Contains(t, list[0], "are not encrypted")
+	require.NotContains(t, list[0], "secret")
+	maps.Copy(at, newCertificates(t).options(t, time.Now().Add(time.Hour)))
+	require.Empty(t, warnings(at), "TLS")
+}
+
 // passOn returns an address whose connections are passed on, and counts them.
 func passOn(t *testing.T, to string, passed *atomic.Int64) string {
 	t.Helper()
