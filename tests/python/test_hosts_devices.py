@@ -133,7 +133,8 @@ def last_one_dies(recv: bool) -> tuple[str, str | None]:
     return str(raised.value), raised.value.op
 
 
-@pytest.mark.parametrize(("shape", "recv"), quickly([(TWO, False)], [(TWO, False), (FOUR, False), (FOUR, True)]))
+@pytest.mark.parametrize("shape", quickly([TWO], [TWO, FOUR]))
+@pytest.mark.parametrize("recv", quickly([False], [False, True]))
 def test_a_death(fresh_world: Worlds, shape: Shape, recv: bool) -> None:
     *survivors, dead = over(fresh_world, shape, Schedule("lazy")).outcomes(checked, last_one_dies, recv)
     assert dead.exitcode == 3
