@@ -17,6 +17,9 @@ const closedByPeer = "Connection closed by peer"
 // incidentSlice is how long a thread of a caller waits for the verdict before it comes back to its caller, which looks for signals.
 const incidentSlice = 50 * time.Millisecond
 
+// lookLimit is for how long the diagnosis of a death looks whether a driver lets go of a lane.
+const lookLimit = 2 * time.Millisecond
+
 // adopt makes every unfinished and later operation of this process fail with f, the group's first cause. Only the first call
 // sets the cause.
 func (g *Group) adopt(f *coll.Failure) { g.goDown(f, g.cause.CompareAndSwap(nil, f)) }
@@ -214,11 +217,25 @@ func (g *Group) peerDied(rank int) {
 	}
 	f := g.failedRank(coll.PeerFailure, rank)
 	f.Sequence = g.run.Sequence()
-	doing := "before its first collective"
+	theirs := g.nameLastOf(rank, last, f)
 	why := g.whyLost(rank)
-	if why != nil { // what the rank has called is known if it was asked for
-		doing = ""
+	if why != nil { // what the rank has called is known if it was asked for, so the operation is that of this rank
+		if theirs != "" {
+			theirs = " " + theirs + ","
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s is lost%s %s: %v; restart the job", g.title(), closedByPeer, g.who(rank), theirs, g.nameOwn(f), why)
+	} else {
+		if theirs == "" {
+			theirs = "before its first collective"
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died %s; look at its log for the reason, then restart the job", g.title(), closedByPeer, g.who(rank), theirs)
 	}
+	g.declareFailure(f)
+}
+
+// nameLastOf gives f the last collective that a rank has announced, in the host lane with the number last, and returns it in words: "" if
+// none is known.
+func (g *Group) nameLastOf(rank int, last uint64, f *coll.Failure) (doing string) {
 	if call, ok := g.run.Announced(rank, last); ok {
 		f.Op = call.Op.Name()
 		doing = "in or after " + call.Op.Describe(last)
@@ -234,14 +251,45 @@ func (g *Group) peerDied(rank int) {
 			}
 		}
 	}
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died %s; look at its log for the reason, then restart the job", g.title(), closedByPeer, g.who(rank), doing)
-	if why != nil {
-		if doing != "" {
-			doing = " " + doing
+	return doing
+}
+
+// nameOwn gives f the operation that this rank is in, or else the last collective that it has called, and returns it in words.
+func (g *Group) nameOwn(f *coll.Failure) string {
+	me := g.number(g.rank)
+	name := func(l *lane, op coll.Op, sequence uint64) string {
+		f.Op, f.OnDevice = op.Name(), l.run.Lane() == runner.DeviceLane
+		if op.Kind.Collective() {
+			f.Sequence = sequence
 		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s is lost%s: %v; restart the job", g.title(), closedByPeer, g.who(rank), doing, why)
+		if f.OnDevice {
+			return op.Describe(sequence) + " on a device"
+		}
+		return op.Describe(sequence)
 	}
-	g.declareFailure(f)
+	for _, l := range g.lanes() {
+		if t, found, driven := awaited(l.run); found {
+			return fmt.Sprintf("while %s was in %s", me, name(l, t.Op, t.Sequence))
+		} else if call, called := l.run.LastIn(l.run.Lane(), g.rank); driven && called {
+			return fmt.Sprintf("while %s was in %s", me, name(l, call.Op, call.Sequence))
+		}
+	}
+	for _, l := range g.lanes() {
+		if call, called := l.run.LastIn(l.run.Lane(), g.rank); called {
+			return fmt.Sprintf("after %s of %s", name(l, call.Op, call.Sequence), me)
+		}
+	}
+	return "before the first collective of " + me
+}
+
+// awaited returns the first of the operations of a lane that are not complete, as Oldest does. A driver that finds nothing to wait for lets go
+// soon, so one that does not is in a collective.
+func awaited(run *runner.Group) (t runner.Incident, found, driven bool) {
+	for until := time.Now().Add(lookLimit); ; time.Sleep(settlePause) {
+		if t, found, driven = run.Oldest(); !driven || time.Now().After(until) {
+			return t, found, driven
+		}
+	}
 }
 
 // Abort makes every operation of the group fail, here and on every rank.

@@ -84,18 +84,23 @@ type linkedProcess struct {
 	ranks []int // rising
 }
 
-// warnOfLinks warns of what protects links that leave the host, once in a job as a rule.
+// warnOfPlainLinks warns. Tests replace it.
+var warnOfPlainLinks = func(text string) { observe.Warn("%s", text) }
+
+// warnOfLinks warns of links that leave the host and are not encrypted, once in a job as a rule, and of what their secret protects from if rank 0
+// has made it.
 func (g *Group) warnOfLinks() {
 	at := g.links.network.told[0].Addr()
 	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() || g.members[0].Encrypts {
 		return
 	}
-	joining := ""
+	secret := ""
 	if !g.members[0].HasSecret {
-		joining = "; whoever reads the store can join the job, unless SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set"
+		secret = "; rank 0 has made their secret and put it into the store: it keeps out strangers who cannot read the store, " +
+			"and whoever can read it can join the job, unless SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set"
 	}
 	g.process.networks.warned.Do(func() {
-		observe.Warn("links between hosts (here at %v) are not encrypted, so whoever reads the network sees the data of the job%s; docs/security.md says what protects them", at, joining)
+		warnOfPlainLinks(fmt.Sprintf("links between hosts (here at %v) are not encrypted, so whoever reads the network sees the data of the job%s; docs/security.md says what protects them", at, secret))
 	})
 }
 

@@ -172,7 +172,10 @@ func cutLast(t *testing.T, w *world, n int) {
 	}
 	cutOff(w, last)
 	for range survivors {
-		require.NoError(t, expect(<-causes, coll.PeerFailure, fmt.Sprintf("rank %d", last), "Connection closed by peer"))
+		f := <-causes
+		require.NoError(t, expect(f, coll.PeerFailure, fmt.Sprintf("rank %d", last), "Connection closed by peer"))
+		require.Equal(t, "all_reduce", f.Op, f.Message)
+		require.Contains(t, []uint64{1, 2}, f.Sequence, f.Message)
 	}
 	require.Eventually(t, func() bool {
 		for _, g := range survivors {
@@ -182,6 +185,42 @@ func cutLast(t *testing.T, w *world, n int) {
 		}
 		return true
 	}, opTimeout, time.Millisecond)
+}
+
+// The failure by the loss of a rank on another host names what the survivor is in, or what it called last: it has never asked that rank.
+func TestLostRankAndOwnCall(t *testing.T) {
+	for _, c := range []struct {
+		name, op string
+		sequence uint64
+		before   bool                                        // a collective of both ranks
+		call     func(g *Group) (runner.Work, *coll.Failure) // of the survivor
+	}{
+		{"is in a collective", "all_reduce", 2, true, func(g *Group) (runner.Work, *coll.Failure) { return sumAsync(g, 1000) }},
+		{"is in a recv", "recv", 1, true, func(g *Group) (runner.Work, *coll.Failure) {
+			return g.Issue(coll.Op{Kind: coll.Recv, Type: coll.Float32, Root: 1, Tag: 7, Async: true}, nil, one(make([]byte, 40)))
+		}},
+		{"is in no call", "all_reduce", 1, true, nil},
+		{"has called nothing", "", 0, false, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newHostsWorld(t, "01")
+			if c.before {
+				w.each(func(g *Group) error { return asError(sum(g, 10)) })
+			}
+			g := w.groups[0]
+			if c.call != nil {
+				work, f := c.call(g)
+				require.Nil(t, f)
+				defer work.Release()
+			}
+			cutOff(w, 1)
+			require.Eventually(t, func() bool { return g.Cause() != nil }, opTimeout, time.Millisecond)
+			f := g.Cause()
+			require.Equal(t, c.op, f.Op, f.Message)
+			require.Equal(t, c.sequence, f.Sequence, f.Message)
+			expectScenario(t, "peer", "a process of another host that dies, and this rank "+c.name, []*coll.Failure{f})
+		})
+	}
 }
 
 // All survivors have one cause, which names the rank that was lost, and a group that they make again works.
@@ -461,6 +500,41 @@ func TestAdvertisedAddresses(t *testing.T) {
 	for _, err := range errs {
 		require.ErrorContains(t, err, `option advertise="host0" is not accepted: expected address such as 10.0.0.2`)
 	}
+}
+
+// Rank 0 warns of links that leave the host in plain text, and of a secret that it has made itself: from whom that protects, and from whom not.
+func TestWarningOfPlainLinks(t *testing.T) {
+	eachAProcess(t)
+	realAdvertised, realWarn := advertisedTo, warnOfPlainLinks
+	var warned []string
+	warnOfPlainLinks = func(text string) { warned = append(warned, text) }
+	t.Cleanup(func() { advertisedTo, warnOfPlainLinks = realAdvertised, realWarn })
+	warnings := func(more options) []string {
+		warned = nil
+		Get().networks.warned = sync.Once{}
+		w, errs := tryWorld(t, 2, opTimeout, func(rank int) options {
+			o := onHosts("01")(rank)
+			maps.Copy(o, more)
+			return o
+		})
+		require.NoError(t, errors.Join(errs...))
+		w.destroy()
+		return warned
+	}
+	require.Empty(t, warnings(nil), "over loopback")
+	advertisedTo = func(a, b *member) bool { return a.HostSetting == b.HostSetting } // ranks advertise an address, and dial each other over loopback
+	at := options{"advertise": "10.77.0.1"}
+	list := warnings(at)
+	require.Len(t, list, 1)
+	require.Contains(t, list[0], "links between hosts (here at 10.77.0.1) are not encrypted")
+	require.Contains(t, list[0], "it keeps out strangers who cannot read the store, and whoever can read it can join the job")
+	at["secret"] = "0123456789abcdef"
+	list = warnings(at)
+	require.Len(t, list, 1)
+	require.Contains(t, list[0], "are not encrypted")
+	require.NotContains(t, list[0], "secret")
+	maps.Copy(at, newCertificates(t).options(t, time.Now().Add(time.Hour)))
+	require.Empty(t, warnings(at), "TLS")
 }
 
 // passOn returns an address whose connections are passed on, and counts them.

@@ -141,6 +141,9 @@ var digest = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
 // waited matches the time for which a rank has waited for the others, in a group with a timeout of 300 ms.
 var waited = regexp.MustCompile(`(rendezvous \S+ timed out after )\d+ms`)
 
+// lostAt is where and how a connection was lost.
+var lostAt = regexp.MustCompile(`(the connection to the process at )\S+ is lost: .*(; the process has ended)`)
+
 // describeFailure writes a failure as scenarios have it.
 func describeFailure(t *testing.T, f *coll.Failure) string {
 	t.Helper()
@@ -153,5 +156,6 @@ func describeFailure(t *testing.T, f *coll.Failure) string {
 	message := strings.ReplaceAll(f.Message, fmt.Sprintf("host %s, pid %d", host, os.Getpid()), "host h, pid 12")
 	message = strings.ReplaceAll(message, fmt.Sprintf("group %q", t.Name()), `group "0"`)
 	message = digest.ReplaceAllString(message, "0123456789abcdef")
+	message = lostAt.ReplaceAllString(message, "${1}10.0.0.2:40112 is lost: connection reset by peer${2}")
 	return text + "\n" + waited.ReplaceAllString(message, "${1}300ms")
 }

@@ -76,7 +76,7 @@ func runCell(p *pool, c cell, seed uint64) (*trial, error) {
 	t.root = t.random.IntN(c.size)
 	t.async, t.cold = t.random.IntN(2) == 0, t.random.IntN(4) == 0
 	t.perHost = 1
-	if c.size > 2 && t.random.IntN(2) == 0 {
+	if c.size > 2 && t.random.IntN(2) == 0 || way.hierarchical() {
 		t.perHost = 2
 	}
 	t.attach = anyWay

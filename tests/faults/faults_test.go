@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/internal/coll"
 	"sagecomm/tests/quick"
 )
 
@@ -138,6 +139,18 @@ func TestMatrixIsWhole(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Every collective that has a hierarchical plan meets faults between hosts in it.
+func TestHierarchicalPaths(t *testing.T) {
+	var kinds []coll.Kind
+	for _, p := range paths {
+		if p.hierarchical() {
+			require.Equal(t, p.kind.String()+":hierarchical@chunk=4K", p.tune)
+			kinds = append(kinds, p.kind)
+		}
+	}
+	require.ElementsMatch(t, []coll.Kind{coll.AllReduce, coll.AllGather, coll.ReduceScatter, coll.Broadcast, coll.Reduce, coll.AllToAll}, kinds)
 }
 
 // The same seed gives the same cells in the same order, and another one another order.

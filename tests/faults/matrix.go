@@ -58,11 +58,11 @@ func shared(n int) func(int) int { return func(size int) int { return max(n/size
 
 var paths = slices.Concat(slotPaths, sendrecvPaths(), apartPaths(), []path{nothing})
 
-// apartPaths are the paths between hosts: p2p, and each collective by one algorithm.
+// apartPaths are the paths between hosts: p2p, and each collective by one algorithm, and by the hierarchical one where it has one.
 func apartPaths() (list []path) {
 	known := map[coll.Kind]bool{}
 	for _, p := range slices.Concat(slotPaths, sendrecvPaths()) {
-		if p.form == p2p || p.form == single && strings.Contains(p.tune, "@chunk=4K") && !known[p.kind] {
+		if p.form == p2p || p.form == single && strings.Contains(p.tune, "@chunk=4K") && (!known[p.kind] || p.variant == sendrecv.Hierarchical) {
 			known[p.kind] = true
 			p.variant, p.apart = p.variant+"-apart", true
 			list = append(list, p)
@@ -120,6 +120,11 @@ var slotPaths = []path{
 
 // nothing is the path of faults that happen where no call is made.
 var nothing = path{"none", "none", single, coll.Barrier, count(0), "", false}
+
+// hierarchical reports whether the path needs several hosts with several ranks each, for phases inside a host and between hosts.
+func (p path) hierarchical() bool {
+	return p.apart && strings.HasPrefix(p.variant, sendrecv.Hierarchical)
+}
 
 func (p path) collective() bool { return p.form == single || p.form == fused }
 

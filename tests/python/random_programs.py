@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -51,6 +51,7 @@ COLLECTIVES = (
     "scatter",
     "barrier",
 )
+HIERARCHICAL = "hierarchical"
 REDUCTIONS = frozenset(op for op in COLLECTIVES if "reduce" in op)
 EDGES = (1600, 4032, 8 << 10, 64 << 10, 128 << 10)  # lengths at which the algorithm changes for some group size
 
@@ -62,6 +63,7 @@ class Draw:
     rng: random.Random
     groups: list[tuple[int, ...]]  # ranks in the world
     own_order: frozenset[str] = frozenset()  # collectives whose algorithm reduces in an order of its own
+    even: tuple[int, ...] = ()  # ranks of each host, if each host of a group has equally many
     number: int = 0  # the number of the current step
     group: int = 0  # the group of the current step
 
@@ -198,8 +200,20 @@ def draw_new_group(draw: Draw) -> tuple[int, ...] | None:
     if len(draw.groups) == MOST_GROUPS:
         return None
     world = draw.groups[0]
-    draw.groups.append(tuple(sorted(draw.rng.sample(world, draw.rng.randint(1, len(world))))))
+    draw.groups.append(draw_even(draw) if draw.even else draw_some(draw.rng, world))
     return draw.groups[-1]
+
+
+def draw_some(rng: random.Random, ranks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(rng.sample(ranks, rng.randint(1, len(ranks)))))
+
+
+def draw_even(draw: Draw) -> tuple[int, ...]:
+    """Draws hosts and equally many ranks of each."""
+    each = draw.even[0]
+    number = draw.rng.randint(1, each)
+    of_hosts = [range(host * each, (host + 1) * each) for host in draw_some(draw.rng, range(len(draw.even)))]
+    return tuple(rank for ranks in of_hosts for rank in sorted(draw.rng.sample(ranks, number)))
 
 
 def play_new_group(ranks: tuple[int, ...] | None, rank: Rank, at: Member, what: str) -> None:
@@ -228,7 +242,7 @@ def algorithms(hosts: int = 1) -> dict[str, list[tuple[str, bool]]]:
     assert ended.status == 0, ended.errors
     answers = {}
     for op, candidates in json.loads(ended.said).items():
-        usable = [c for c in candidates if "equal length" not in c["why"] and c["algorithm"] != "hierarchical"]
+        usable = [c for c in candidates if "equal length" not in c["why"]]
         answers[op] = sorted({(c["algorithm"], "reduce" in op and c["transport"] != "slots") for c in usable})
     return answers
 
@@ -243,15 +257,16 @@ say(json.dumps({{op: answer["candidates"] for op, answer in answers.items()}}))
 """
 
 
-def draw_tune(seed: int, hosts: int) -> tuple[str, frozenset[str]]:
+def draw_tune(seed: int, hosts: tuple[int, ...]) -> tuple[str, frozenset[str]]:
     """Returns SAGECOMM_TUNE and the collectives that then reduce in an algorithm's own order. Half of the programs have
     no rules and use the predicted choices, with reductions over slots on one host; the others have an algorithm for
-    each collective, hierarchical ones aside: a group of the program may have hosts with different numbers of ranks."""
+    each collective: a hierarchical one only where all hosts have equally many ranks, as all groups then do."""
     rng = random.Random(f"tune {seed}")
     if rng.random() < 0.5:
-        return "", REDUCTIONS if hosts > 1 else frozenset()
-    chunk = rng.choice(("", "@chunk=4K"))
-    chosen = {op: rng.choice(candidates) for op, candidates in algorithms(min(hosts, 2)).items()}
+        return "", REDUCTIONS if len(hosts) > 1 else frozenset()
+    chunk, chosen = rng.choice(("", "@chunk=4K")), {}
+    for op, candidates in algorithms(min(len(hosts) or 1, 2)).items():
+        chosen[op] = rng.choice([c for c in candidates if c[0] != HIERARCHICAL or len(set(hosts)) == 1])
     tune = ";".join(f"{op}:{name}{chunk}" for op, (name, _) in chosen.items())
     return tune, frozenset(op for op, (_, own_order) in chosen.items() if own_order)
 
@@ -260,10 +275,12 @@ def program(seed: int, over_hosts: bool = False) -> Program:
     rng = random.Random(seed)
     drawn = Program(seed, rng.choice(SIZES))
     if over_hosts:
-        drawn.hosts = random.Random(f"hosts {seed}").choice(SHAPES)
+        drawn.hosts = random.Random(f"hosts {seed}").choice(LONG_SHAPES)
         drawn.size = sum(drawn.hosts)
-    drawn.tune, own_order = draw_tune(seed, len(drawn.hosts) or 1)
+    drawn.tune, own_order = draw_tune(seed, drawn.hosts)
     draw = Draw(rng, [tuple(range(drawn.size))], own_order)
+    if HIERARCHICAL in drawn.tune:
+        draw.even = drawn.hosts
     weights = [of.weight for of in STEPS.values()]
     for number in range(200 if rng.random() < 0.05 else rng.randint(10, 40)):
         draw.number, draw.group = number, rng.randrange(len(draw.groups))

@@ -7,6 +7,7 @@ hosts begin and end, test_hosts_devices.py tensors of devices."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,20 @@ def test_hierarchical_algorithms(hosts: Hosts, shape: tuple[int, ...]) -> None:
     options = sagecomm.Options(settings={"tune": ";".join(f"{op}:hierarchical@chunk=4K" for op in ops)})
     cells = [cell for cell in matrix.chosen_cells() if cell[0].startswith(ops)]
     matrix.run_matrix(hosts(*shape), cells[sum(shape) :: FEW_CELLS], own_order=True, options=options)
+
+
+@pytest.mark.long
+def test_programs_with_hierarchical_algorithms() -> None:
+    """They are drawn, and hosts of their groups have equally many ranks."""
+    drawn = [random_programs.program(seed, over_hosts=True) for seed in range(PROGRAMS)]
+    hierarchical = [p for p in drawn if random_programs.HIERARCHICAL in p.tune]
+    assert hierarchical
+    for program in hierarchical:
+        (each,) = set(program.hosts)
+        for step in program.steps:
+            if step.kind == "new_group" and step.what is not None:
+                of_hosts = Counter(rank // each for rank in step.what)
+                assert len(set(of_hosts.values())) == 1, f"{program}"
 
 
 @pytest.mark.long

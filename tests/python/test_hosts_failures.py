@@ -85,6 +85,7 @@ def check_survivors(death: Death, outcomes: list[Outcome], killed_at: float, die
             assert pid == died[rank], what
             assert f"Connection closed by peer: rank {rank} (" in text, what
             assert f"pid {pid})" in text, what
+        check_operation(death.mode, answer)
         kept(answer["raised"] - max(killed_at, answer["entered"]), BOUND_S, f"PeerFailure on rank {outcome.rank}")
         kept(answer["later_done"] - answer["raised"], BOUND_S, "the failure of later operations")
         assert "REMOTE_ERROR" in answer["error"], answer["error"]
@@ -92,6 +93,16 @@ def check_survivors(death: Death, outcomes: list[Outcome], killed_at: float, die
     if not death.with_store:  # it answers at once: nobody raises an observation of its own before
         first = {outcome.rank: outcome.value["first"][3] for outcome in survivors}
         assert len(set(first.values())) == 1, f"different first causes: {first}"
+
+
+def check_operation(mode: str, answer: dict[str, Any]) -> None:
+    """It is the dead rank's where it shared memory with the rank that noticed first, else that rank's own."""
+    op, sequence, text = answer["op"], answer["sequence"], answer["first"][3]
+    if mode == "p2p":  # between two calls nothing is known to be under way
+        assert op in ("send", "recv", None), text
+    else:
+        assert op == ("all_gather" if mode == "all_gather" else "all_reduce"), text
+        assert sequence > 0, text
 
 
 ONE_DIES = [
@@ -175,6 +186,7 @@ def test_death_of_a_rank_that_has_not_arrived(mortals: Pool, signals: Signals, s
         assert outcome.ok, outcome.trace
         (kind, rank, died, text), raised = outcome.value
         assert (kind, rank, died) == ("PeerFailure", 2, pid), text
+        assert f" was in {'all_reduce' if mode in ('future', 'polling') else mode}" in text, text
         kept(raised - killed_at, BOUND_S)
         texts.add(text)
     assert len(texts) == 1, texts

@@ -92,7 +92,7 @@ def everything() -> list[float]:
     return seen
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 1), (1, 1, 1), (2, 2, 2, 2)], ids=str)
 def test_operations_over_a_network(network, fresh_world, sizes):
     size = sum(sizes)
     ranks = fresh_world(size, network(len(sizes)).environments(*sizes))
@@ -177,29 +177,65 @@ def test_the_probe_finds_a_delay(network, fresh_world):
     assert one == other == ({"pairs": 1, "measured": 0, "latency_known": 1}, pytest.approx(6.4e-3))
 
 
-def long_sums(calls: int) -> None:
+def calls_of(op: str, calls: int) -> None:
+    """Calls of a collective over SUM bytes, those of all blocks together where it has blocks."""
+    size, count = dist.get_world_size(), SUM // 4
+    whole, block = torch.empty(count), torch.empty(count // size)
     for _ in range(calls):
-        t = torch.ones(SUM // 4)
-        dist.all_reduce(t)
-        assert t[0].item() == t[-1].item() == dist.get_world_size()
+        whole.fill_(1)
+        block.fill_(1)
+        if op == "all_reduce":
+            dist.all_reduce(whole)
+        elif op == "broadcast":
+            dist.broadcast(whole, 0)
+        elif op == "reduce":
+            dist.reduce(whole, 0)
+        elif op == "all_gather":
+            dist.all_gather_into_tensor(whole.zero_(), block)
+        elif op == "reduce_scatter":
+            dist.reduce_scatter_tensor(block, whole)
+        else:
+            assert op == "all_to_all"
+            dist.all_to_all_single(out := torch.zeros(count), whole)
+            whole = out
+        if op != "reduce" or dist.get_rank() == 0:
+            assert whole[-1].item() == (size if op in ("all_reduce", "reduce") else 1)
+        assert block[-1].item() == (size if op == "reduce_scatter" else 1)
 
 
-# What each host sends of a sum of n bytes, by algorithm: 2 (H-1)/H n/q of each of q ranks (docs/algorithms.md), and of
-# a ring, in which one rank of a host sends to another host, what that rank sends.
-@pytest.mark.parametrize(("algorithm", "share"), [("hierarchical", 1.0), ("ring", 1.5)])
-def test_bytes_between_hosts(network, fresh_world, algorithm, share):
+# What each of two hosts of two ranks sends, in parts of SUM. Hierarchical plans send what a host has for the other one,
+# rooted ones from or to the root's host only (docs/algorithms.md). In a ring one rank of each host sends to the other.
+BETWEEN_HOSTS: dict[str, dict[str, tuple[float, float]]] = {
+    "hierarchical": {
+        "all_reduce": (1, 1),
+        "broadcast": (1, 0),
+        "reduce": (0, 1),
+        "all_gather": (1 / 2, 1 / 2),
+        "reduce_scatter": (1 / 2, 1 / 2),
+        "all_to_all": (1, 1),
+    },
+    "ring": {"all_reduce": (3 / 2, 3 / 2), "all_gather": (3 / 4, 3 / 4), "reduce_scatter": (3 / 4, 3 / 4)},
+    "rabenseifner": {"all_reduce": (1, 1)},
+}
+
+
+@pytest.mark.parametrize("algorithm", BETWEEN_HOSTS)
+def test_bytes_between_hosts(network, fresh_world, algorithm):
     hosts = network(2)
-    rules = {"SAGECOMM_TUNE": f"all_reduce:1M-inf:{algorithm}"}
+    rules = {"SAGECOMM_TUNE": ";".join(f"{op}:{algorithm}" for op in BETWEEN_HOSTS[algorithm])}
     ranks = fresh_world(4, [each | rules for each in hosts.environments(2, 2)])
 
-    def sent_by(calls: int) -> list[int]:
+    def sent_by(op: str, calls: int) -> list[int]:
         before = [hosts.sent(host) for host in range(2)]
-        ranks.run(long_sums, calls, store=served_by_host_0)
+        ranks.run(calls_of, op, calls, store=served_by_host_0)
         return [hosts.sent(host) - b for host, b in enumerate(before)]
 
-    # The difference has no bytes of the start. Acknowledgements, and a header for up to 64 KiB, are a few percent.
-    for few, many in zip(sent_by(1), sent_by(9), strict=True):
-        assert share * 0.97 <= (many - few) / (8 * SUM) <= share * 1.1
+    for op, shares in BETWEEN_HOSTS[algorithm].items():
+        few, many = sent_by(op, 1), sent_by(op, 9)
+        for host, share in enumerate(shares):
+            # The difference has no bytes of the start. Acknowledgements, and headers of frames, are a few percent.
+            sent = (many[host] - few[host]) / (8 * SUM)
+            assert share * 0.97 - 0.01 <= sent <= share * 1.1 + 0.02, f"{op}: host {host} sent {sent:.3f}"
 
 
 def until_cut(path: str) -> dict[str, Any]:

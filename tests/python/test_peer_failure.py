@@ -81,7 +81,12 @@ def run_until_failure(path: str, mode: str, count: int) -> dict[str, Any]:
                 await_failure()
             one_round(mode, t)
     except dist.DistBackendError as error:
-        raised, first = time.monotonic(), what(error)
+        raised, first, op, sequence = (
+            time.monotonic(),
+            what(error),
+            getattr(error, "op", None),
+            getattr(error, "sequence", 0),
+        )
     neighbour = (dist.get_rank() + 1) % dist.get_world_size()
     later: dict[str, tuple[str, int | None, int | None, str]] = {}
     calls: dict[str, Callable[[], Any]] = {
@@ -103,6 +108,8 @@ def run_until_failure(path: str, mode: str, count: int) -> dict[str, Any]:
         "raised": raised,
         "later_done": time.monotonic(),
         "first": first,
+        "op": op,
+        "sequence": sequence,
         "later": later,
         "error": str(backend().get_error()),
     }

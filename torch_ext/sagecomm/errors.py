@@ -14,7 +14,7 @@ class _CollectiveError(DistBackendError):
     rank: int | None  #: the rank that caused the error
     host: str | None  #: the host that it runs on
     pid: int | None  #: its process
-    op: str | None  #: the operation that was in flight; of a dead rank, the last collective that it began
+    op: str | None  #: the operation in flight; of a dead rank its last one, or that of the rank that lost its link
     sequence: int | None  #: its number in the group, from 1
     group: str | None  #: the group's name
 
