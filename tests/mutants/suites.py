@@ -37,7 +37,6 @@ PYTHON = {
     "handlers": ["tests/python/test_nccl_waits.py", "-k", "handler"],
     "unwritten": ["tests/python/test_cuda_engine.py", "-k", "written"],
     "exits": ["tests/python/test_endings.py", "-k", "futures_end"],
-    "ends": ["tests/python/test_endings.py"],
     "kept": [
         "tests/python/test_nccl_engine.py",
         "tests/python/test_nccl_graphs.py",
@@ -81,7 +80,6 @@ GO = {
     ],
     "destroys": ["./pgbackend", "-run", "Destroy|Stopped"],
     "commands": ["./internal/engine/cuda", "-run", "Commands|Streams|Barrier|Values"],
-    "gates": ["./internal/engine/vendor", "-run", "Gate"],
     "engines": [f"./internal/engine/{name}" for name in ("staged", "vendor", "nccl", "cuda")],
     "runner": ["./internal/runner"],
     # The programs of tests/runner: the runner's C without Go, its gates too, under ThreadSanitizer.
