@@ -23,6 +23,7 @@ PYTHON = {
     "cuda": ["tests/python/test_device_waits.py", f"{_TENSORS}::test_programs_on_cuda"],
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
     "each": ["tests/python/test_device_each.py", "-k", "cuda or current"],  # every operation
+    "refused": ["tests/python/test_device_each.py", "-k", "behind_an_event"],
     "blocking": ["tests/python/test_device_failures.py"],
     "faults": ["tests/python/test_device_faults.py"],
     "foreign": ["tests/python/test_device_foreign.py"],
