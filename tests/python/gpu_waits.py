@@ -179,7 +179,7 @@ class Waits:
 
     def ask(self) -> None:
         """What torch asks before it launches anything, and the library in each call."""
-        self.d.made(ctypes.c_int, "cuStreamIsCapturing", self.beside)
+        self.d.call("cuStreamIsCapturing", self.beside, ctypes.byref(ctypes.c_int()))
 
     def tried(self, name: str, call: Callable[[], Any]) -> tuple[bool, list[str], str]:
         """Whether the call waits, what other threads cannot do meanwhile, and an error."""
