@@ -39,11 +39,9 @@ func (g *Group) destroy(patient bool) error {
 // Requires: this goroutine has made the group one that is being destroyed.
 func (g *Group) depart() {
 	waitForFiles := g.process.observers.Remove(view{g})
-	if g.arbiter != nil { // it ends before the peers count this rank as one that has left
+	if g.arbiter != nil { // what is being decided may still become the cause
 		g.arbiter.flush(flushLimit)
-		g.arbiter.leave(g)
 	}
-	g.run.Goodbye()
 	g.failureCallback.call(nil) // destroying a group is no failure
 	aborted := g.destroyedHere()
 	if g.cause.CompareAndSwap(nil, aborted) {
@@ -52,6 +50,11 @@ func (g *Group) depart() {
 		g.info("destroyed")
 	}
 	g.adopt(aborted)
+	if g.arbiter != nil { // it ends before the peers count this rank as one that has left, and behind what adopt has declared
+		g.arbiter.flush(flushLimit)
+		g.arbiter.leave(g)
+	}
+	g.run.Goodbye()
 	p := g.process
 	p.mu.Lock()
 	delete(p.groups, g.Handle())
@@ -82,6 +85,25 @@ func (g *Group) destroyedHere() *coll.Failure {
 	return &coll.Failure{Status: coll.Aborted, Rank: g.rank, Group: g.name,
 		Message: fmt.Sprintf("sagecomm: group %q was destroyed on %s; wait for all works before destroying the group, and make no calls on it afterwards",
 			g.title(), g.number(g.rank))}
+}
+
+// declareCut declares a failure because this rank, which destroys the group, is about to end operations of a vendor's library that are under way: a
+// kernel that is cut tells those of its peers that it has sent what they wait for, so they would complete without the data. The group has not
+// failed for this rank, whose own operations end with destroyedHere. Nothing is declared where the group has failed, or has a cause of which the
+// arbiter has no verdict yet. Several threads may call it; each returns when the failure is declared. Peers on other hosts hear of it a little later.
+func (g *Group) declareCut(engine string) {
+	if !g.clean.Load() || g.run.FirstCause() != nil {
+		return
+	}
+	f := g.failedRank(coll.PeerFailure, g.rank)
+	f.OnDevice = true
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s has destroyed the group and ended operations of %s that were under way; if its log shows an exception, look there for the reason, else wait for all works on all ranks before any of them destroys the group or ends",
+		g.title(), closedByPeer, g.who(g.rank), engine)
+	if g.arbiter == nil {
+		g.run.Declare(f)
+		return
+	}
+	g.arbiter.declare(f, callerWait, nil)
 }
 
 // tombs is the number of groups given up by this rank whose shared blocks are kept after the last peer has given up too. Such

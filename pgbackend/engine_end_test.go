@@ -244,3 +244,48 @@ func TestTurnsLastUntilAllIsQueued(t *testing.T) {
 	require.Nil(t, sumOn(w.groups[0], devices[0]))
 	require.Nil(t, <-others)
 }
+
+// A rank that is destroyed with operations of a library under way ends its kernels, and with them those of its peers, which then have no data. So the
+// peers have the failure before: their operations raise it, whatever their streams have done since. For the rank itself the group has not failed.
+func TestDestroyDeclaresThatItCutsOperationsOfALibrary(t *testing.T) {
+	for name, end := range map[string]func(g *Group) error{
+		"stopped":            endInSlices(WaitNone),
+		"end of the process": func(g *Group) error { return g.destroy(false) },
+	} {
+		for _, hosts := range []string{"one host", "two hosts"} {
+			t.Run(name+"/"+hosts, func(t *testing.T) {
+				impatient(t, 50*time.Millisecond)
+				useNewPool(t)
+				devices := fakeDevices(t, 2, 1, true)
+				useLibrary(t, devices)
+				var w *world
+				if hosts == "one host" {
+					w = newWorld(t, 2)
+				} else {
+					w = newHostsWorld(t, "01")
+				}
+				w.each(func(g *Group) error { return asError(sumOn(g, devices[g.rank])) })
+				devices[0].hold(true) // the kernel of rank 0 has no input, so that of rank 1 waits
+				var works [2]deviceWork
+				for rank, g := range w.groups {
+					var f *coll.Failure
+					b := devices[rank].buffer(400)
+					works[rank], f = issueOn(g, devices[rank], coll.Op{Kind: coll.AllReduce, Type: coll.Int32}, one(b), one(b))
+					require.Nil(t, f)
+				}
+				require.NoError(t, end(w.groups[0]))
+				require.Nil(t, w.groups[0].FirstCause())
+				devices[1].drain() // its kernel has gone on
+				f := works[1].finish()
+				if hosts == "one host" || f != nil { // of another host the failure may come later
+					require.NoError(t, expect(f, coll.PeerFailure, "Connection closed by peer: rank 0 (host ", "ended operations of nccl that were under way"))
+					require.Zero(t, f.Rank)
+				}
+				require.NoError(t, expect(sum(w.groups[1], 1), coll.PeerFailure, "ended operations of nccl that were under way"))
+				devices[0].hold(false)
+				require.NoError(t, expect(works[0].finish(), coll.Aborted, "was destroyed on rank 0"))
+				devices[0].drain()
+			})
+		}
+	}
+}

@@ -67,14 +67,16 @@ type kernelTable struct {
 	inputs map[int][][]byte // by the number of the call and the rank
 }
 
-// put is the first part of a kernel: it brings a rank's input.
+// put is the first part of a kernel: it brings a rank's input, unless that was cut.
 func (m *kernelTable) put(call, rank, size int, input []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.inputs[call] == nil {
 		m.inputs[call] = make([][]byte, size)
 	}
-	m.inputs[call][rank] = append([]byte{}, input...)
+	if m.inputs[call][rank] == nil {
+		m.inputs[call][rank] = append([]byte{}, input...)
+	}
 }
 
 // all returns the inputs of all ranks, nil if one is not there.
@@ -142,6 +144,7 @@ type fakeCommunicator struct {
 	kernels    *kernelTable
 	size, rank int
 	calls      int
+	reads      []uint64 // by the number of the call: bytes of the input; guarded by the mutex of the device
 	aborted    atomic.Bool
 	destroyed  atomic.Bool
 }
@@ -150,11 +153,14 @@ func (c *fakeCommunicator) State() (bool, error) { return true, nil }
 func (c *fakeCommunicator) Settled() bool        { return c.aborted.Load() || c.destroyed.Load() }
 func (c *fakeCommunicator) Destroy()             { c.destroyed.Store(true) }
 
-// Abort ends kernels, which write nothing then.
+// Abort ends kernels, which write nothing then, and tell those of peers that they have brought their inputs.
 func (c *fakeCommunicator) Abort() bool {
 	d := c.l.devices[c.rank]
 	d.mu.Lock() // no kernel is between its wait and its output
 	c.aborted.Store(true)
+	for call, bytes := range c.reads {
+		c.kernels.put(call, c.rank, c.size, make([]byte, bytes))
+	}
 	d.mu.Unlock()
 	d.changed.Broadcast()
 	return true
@@ -179,6 +185,7 @@ func (c *fakeCommunicator) Do(calls []vendor.Call, stream uintptr) error {
 			return fmt.Errorf("the library of the test has no function %d", call.Kind)
 		}
 		d.mu.Lock()
+		c.reads = append(c.reads, reads)
 		d.queue(device.Stream{Handle: stream}, command{run: func() {
 			c.kernels.put(number, c.rank, c.size, d.at(call.From, reads)[:reads])
 		}})

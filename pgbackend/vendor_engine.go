@@ -27,6 +27,7 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 		},
 		Settled: func(reasons []string, failed bool) error { return g.settled(method.Name(), reasons, failed) },
 		Failed:  func() bool { return g.run.FirstCause() != nil },
+		Cut:     func() { g.declareCut(method.Name()) },
 		Left:    g.peersLeft,
 		Fail: func(err error) {
 			f := &coll.Failure{Status: coll.System, Rank: g.rank, OnDevice: true,

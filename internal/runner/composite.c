@@ -76,7 +76,7 @@ void scr_composite_add(scr_run *all, sagecomm_work work) {
   scr_run *part = scr_run_of(work);
   b->part[b->n++] = part;
   if (part->coll.seq != 0) all->coll.seq = part->coll.seq;
-  scr_see_to(part); /* who waits for the composite waits for one part at a time */
+  scr_take_back(part); /* who waits for the composite waits for one part at a time */
   part->composite = b;
   scr_run_ref(all);
   atomic_fetch_add_explicit(&b->left, 1, memory_order_relaxed);

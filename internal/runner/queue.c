@@ -40,11 +40,14 @@ void scr_drive_leave(scr_group *g, const scr_run *r) {
   }
 }
 
-void scr_see_to(scr_run *r) {
+bool scr_take_back(scr_run *r) {
   int64_t soon = atomic_exchange_explicit(&r->coll.soon_ns, 0, memory_order_relaxed);
-  if (soon == 0) return;
-  atomic_store_explicit(&r->group->waited_soon, false, memory_order_relaxed);
   if (soon > 0) scr_engine_wake();
+  return soon != 0;
+}
+
+void scr_see_to(scr_run *r) {
+  if (scr_take_back(r)) atomic_store_explicit(&r->group->waited_soon, false, memory_order_relaxed);
 }
 
 /* ---- the queue ---- */

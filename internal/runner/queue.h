@@ -10,8 +10,11 @@ bool scr_drive_lock(scr_group *g);
 void scr_drive_unlock(scr_group *g);
 /* The same for a driver behind which a thread will wait for the run: the engine is only to look once in a while. */
 void scr_drive_leave(scr_group *g, const scr_run *r);
-/* Whoever waits for the run from now on does not drive it alone: wakes the engine if the run was left to a waiter and none has come yet.
- * Any thread may call it. Requires: a reference. */
+/* Wakes the engine if the run was left to a waiter and none has come yet. Returns whether its caller had begun it, and nobody has waited
+ * for it or called this before. Any thread may call it. Requires: a reference. */
+bool scr_take_back(scr_run *r);
+/* Whoever waits for the run from now on does not drive it alone: takes it back, and then leaves the next one to the engine as well. Any
+ * thread may call it. Requires: a reference. */
 void scr_see_to(scr_run *r);
 /* Notes it if nobody has come soon to wait for the run at the head of the queue. Requires: the drive lock. */
 void scr_note_unattended(scr_group *g, int64_t now);

@@ -23,6 +23,7 @@ PYTHON = {
     "cuda": ["tests/python/test_device_waits.py", f"{_TENSORS}::test_programs_on_cuda"],
     "simdev": [*_SIMDEV, f"{_TENSORS}::test_wait_does_not_block_the_host"],
     "each": ["tests/python/test_device_each.py", "-k", "cuda or current"],  # every operation
+    "refused": ["tests/python/test_device_each.py", "-k", "behind_an_event"],
     "blocking": ["tests/python/test_device_failures.py"],
     "faults": ["tests/python/test_device_faults.py"],
     "foreign": ["tests/python/test_device_foreign.py"],
@@ -37,7 +38,6 @@ PYTHON = {
     "handlers": ["tests/python/test_nccl_waits.py", "-k", "handler"],
     "unwritten": ["tests/python/test_cuda_engine.py", "-k", "written"],
     "exits": ["tests/python/test_endings.py", "-k", "futures_end"],
-    "ends": ["tests/python/test_endings.py"],
     "kept": [
         "tests/python/test_nccl_engine.py",
         "tests/python/test_nccl_graphs.py",
@@ -81,7 +81,6 @@ GO = {
     ],
     "destroys": ["./pgbackend", "-run", "Destroy|Stopped"],
     "commands": ["./internal/engine/cuda", "-run", "Commands|Streams|Barrier|Values"],
-    "gates": ["./internal/engine/vendor", "-run", "Gate"],
     "engines": [f"./internal/engine/{name}" for name in ("staged", "vendor", "nccl", "cuda")],
     "runner": ["./internal/runner"],
     # The programs of tests/runner: the runner's C without Go, its gates too, under ThreadSanitizer.

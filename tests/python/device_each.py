@@ -6,8 +6,11 @@ serves several calls in turn, and a value that is left over from an earlier one 
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -521,3 +524,32 @@ def where_streams_wait(rank: int, size: int, store: str) -> None:
 
 def long_under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [long_tensors])
+
+
+def events_are_refused() -> None:
+    """The device refuses each of the first events of an operation, on a device that is not the current one, which stays
+    the current one."""
+    import build
+
+    emulator = ctypes.CDLL(str(build.OUTPUT / "libemulator.so"))  # prepare() has loaded it
+    current, raised, left = torch.accelerator.current_device_index(), {"record": 0, "block": 0}, []
+    ELSEWHERE[:] = [torch.device(accelerator().type, current + 1)]
+    for call, number in itertools.product(raised, range(1, 6)):
+        group = dist.new_group(timeout=timedelta(seconds=20))
+        x = full(mine())
+        dist.all_reduce(x, group=group)
+        expect(x, _sum())
+        assert emulator.emulator_plan(f"{call}@{number}=out_of_memory".encode()) == 0
+        try:
+            dist.all_reduce(x, group=group)
+        except RuntimeError as error:
+            assert "out_of_memory" in str(error), error
+            raised[call] += 1
+        finally:
+            assert emulator.emulator_plan(b"") == 0
+        if torch.accelerator.current_device_index() != current:
+            left.append((call, number))
+            torch.accelerator.set_device_index(current)
+    ELSEWHERE.clear()
+    assert all(raised.values()), raised
+    assert not left, f"another device is the current one behind {left}"

@@ -1,6 +1,6 @@
-"""Which calls of CUDA's driver wait while a stream waits for a word, on a machine with a GPU of NVIDIA:
-`python tests/python/gpu_waits.py`. Under fake CUDA it shows what the emulated driver does. docs/devices.md has what was
-found."""
+"""Which calls of CUDA's driver wait while a stream waits for a word, and what other threads cannot do meanwhile, on a
+machine with a GPU of NVIDIA: `python tests/python/gpu_waits.py`. Under fake CUDA it shows what the emulated driver
+does. docs/devices.md has what was found."""
 
 from __future__ import annotations
 
@@ -174,36 +174,41 @@ class Waits:
         self.d, self.words, self.next = d, d.pin(), count()
         self.kernel, self.beside, self.waiting = d.kernel(d.module()), d.stream(), d.stream()
 
-    def tried(self, name: str, call: Callable[[], Any]) -> tuple[bool, bool, str]:
-        """Whether the call waits, whether a launch of another thread waits meanwhile, and an error."""
+    def launch(self) -> None:
+        self.d.launch(self.kernel, self.beside)
+
+    def ask(self) -> None:
+        """What torch asks before it launches anything, and the library in each call."""
+        self.d.call("cuStreamIsCapturing", self.beside, ctypes.byref(ctypes.c_int()))
+
+    def tried(self, name: str, call: Callable[[], Any]) -> tuple[bool, list[str], str]:
+        """Whether the call waits, what other threads cannot do meanwhile, and an error."""
         at = self.words.value + 4 * next(self.next)
         self.d.call("cuStreamWaitValue32_v2", self.waiting, ctypes.c_uint64(at), 1, 0)
         error: list[str] = []
 
-        def run() -> None:
+        def run(call: Callable[[], Any]) -> None:
             try:
                 self.d.use()
                 call()
             except (AttributeError, RuntimeError) as raised:
                 error.append(str(raised))
 
-        def launch() -> None:
-            self.d.use()
-            self.d.launch(self.kernel, self.beside)
-
-        threads = [threading.Thread(target=run, daemon=True), threading.Thread(target=launch, daemon=True)]
+        others = {"launch": self.launch, "ask": self.ask} if name in WAIT else {}
+        threads = [threading.Thread(target=run, args=(each,), daemon=True) for each in (call, *others.values())]
         waits = []
-        for thread in threads[: 2 if name in WAIT else 1]:
+        for thread in threads:
             thread.start()
             thread.join(SOON_S if name in WAIT else BOUND_S)
             waits.append(thread.is_alive())
         ctypes.c_uint32.from_address(at).value = 1
-        for thread, waited in zip(threads, waits, strict=False):
+        for thread, waited in zip(threads, waits, strict=True):
             thread.join(BOUND_S if waited else None)
             if thread.is_alive():
                 raise RuntimeError(f"{name} does not return although no stream waits any more")
         self.d.call("cuCtxSynchronize")
-        return waits[0], waits[-1] and name in WAIT, (error or [""])[0]
+        kept = [other for other, waited in zip(others, waits[1:], strict=True) if waited]
+        return waits[0], kept, (error or [""])[0]
 
 
 def main() -> int:
@@ -221,7 +226,7 @@ def main() -> int:
     for name, call in calls(d, handles).items():
         began = time.monotonic()
         waited, kept, error = waits.tried(name, call)
-        text = "waits" + (", and keeps another thread" if kept else "") if waited else "returns"
+        text = "waits" + (f", and others cannot {' and '.join(kept)}" if kept else "") if waited else "returns"
         print(f"{name:<40}{time.monotonic() - began:>7.3f} s  {error or text}", flush=True)
         wrong |= bool(error) or waited != (name in WAIT)
     end.set()

@@ -59,6 +59,12 @@ def test_a_device_that_is_not_the_current_one(cuda_bed: CudaBed, schedule: Sched
 
 
 @pytest.mark.long
+def test_the_current_device_behind_an_event_that_is_refused(fresh_world: Worlds) -> None:
+    """The guard of the device leaves another one current then, as that of torch_npu does."""
+    ranks(fresh_world, Schedule("lazy")).run(device_each.events_are_refused)
+
+
+@pytest.mark.long
 @needs_cuda
 @lazily
 @pytest.mark.parametrize("faults", ["", NO_WAITS], ids=["waits", "no waits"])

@@ -131,7 +131,7 @@ def test_calls_that_wait(cuda_bed: CudaBed) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    waiting = {line.split()[0] for line in lines if line.endswith("waits, and keeps another thread")}
+    waiting = {line.split()[0] for line in lines if line.endswith("waits, and others cannot launch and ask")}
     assert waiting == gpu_waits.WAIT, done.stdout
 
 

@@ -32,6 +32,11 @@ def test_each_patch_applies() -> None:
     assert len(list(MUTANTS.glob("*.patch"))) >= 30
 
 
+def test_each_suite_has_a_patch() -> None:
+    used = {suite for path in MUTANTS.glob("*.patch") for suite in mutants.read(path).tests}
+    assert used == {*suites.PYTHON, *suites.GO}
+
+
 def test_the_report_is_of_these_mutants() -> None:
     """A patch that is gone has no line, and none says that nothing has noticed."""
     text = mutants.REPORT.read_text()

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "../../internal/runner/gates.h"
-#include "scenarios.h"
+#include "on_devices.h"
 
 static int size;
 
@@ -53,9 +53,7 @@ static bool is_pending(external *e) {
 
 static void run(int n, waiting w, uint64_t seed, rank_fn *fn, void *arg) {
   size = n;
-  device_lanes = true;
-  run_ranks(n, w.spin, w.yield_us, seed, fn, arg);
-  device_lanes = false;
+  run_on_devices(n, w, seed, fn, arg);
 }
 
 static void await_the_end(const rank *r) {

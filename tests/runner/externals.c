@@ -2,13 +2,14 @@
 #include <sched.h>
 
 #include "../../internal/runner/gates.h"
+#include "on_devices.h"
 #include "trips.h"
 
 static int size;
 
 static void run(int n, waiting w, uint64_t seed, rank_fn *fn) {
   size = n;
-  run_on_devices(n, w, seed, fn);
+  run_on_devices(n, w, seed, fn, NULL);
 }
 
 #define EXTERNAL 100

@@ -6,8 +6,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "on_devices.h"
 #include "plans.h"
-#include "scenarios.h"
 #include "trial.h"
 
 static int size;
@@ -60,10 +60,6 @@ typedef struct device {
 } device;
 
 /* ---- the device ---- */
-
-static uint32_t look(_Atomic uint64_t *word) { return (uint32_t)atomic_load_explicit(word, memory_order_acquire); }
-
-static bool there(_Atomic uint64_t *word, uint32_t value) { return (int32_t)(look(word) - value) >= 0; }
 
 static uint64_t bytes_of_side(const side *s) { return s->blocks * s->length; }
 
@@ -371,15 +367,13 @@ static void many(rank *r, void *arg) {
 static void run(int n, waiting w, uint64_t *seed, bool aborts) {
   if (n > 4) return; /* a thread plays the device of each rank, too */
   size = n;
-  device_lanes = true;
   for (int round = 0; round < choose_rounds(); round++) {
     if ((round + n / 4) % 2 == (w.spin == 0)) continue; /* each in one way of waiting or the other */
     if ((n == 1 && round > 1) || (aborts && round / 2 % 2)) continue;
     choose_messages(round, 512, seed);
     int aborts_at = aborts ? (int)(next_random(seed) % TRIALS) : TRIALS;
-    run_ranks(n, w.spin, w.yield_us, *seed, many, &aborts_at);
+    run_on_devices(n, w, *seed, many, &aborts_at);
   }
-  device_lanes = false;
   choose_slots();
 }
 

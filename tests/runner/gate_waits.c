@@ -1,10 +1,9 @@
 /* gate_waits.c: who looks at the gates of collectives, whose devices wake nobody (docs/protocol.md, section 11). While
  * these scenarios run, who does not look at gates sleeps for SELDOM_NS. */
-#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
-#include "scenarios.h"
+#include "on_devices.h"
 
 static int size;
 
@@ -21,48 +20,26 @@ static void issue(const rank *r, gated *g, bool external) {
   CHECK(scr_issue(r->handle, &op, &g->work, NULL, &err) == SAGECOMM_PENDING);
 }
 
-static void reach(gated *g) {
+static void reach(void *of) {
+  gated *g = of;
   atomic_store_explicit(&g->words.input_ready, 1, memory_order_release);
   atomic_store_explicit(&g->words.output_taken, 1, memory_order_release);
 }
 
 static void run(int n, waiting w, uint64_t seed, rank_fn *fn, void *arg) {
   size = n;
-  device_lanes = seldom = true;
-  run_ranks(n, w.spin, w.yield_us, seed, fn, arg);
-  device_lanes = seldom = false;
+  run_seldom(n, w, seed, fn, arg);
 }
 
 /* ---- who waits looks ---- */
 
-typedef struct watch {
-  scr_group *group;
-  uint64_t before;
-  gated *gated;
-} watch;
-
-static void *reach_after_sleeps(void *p) {
-  watch *w = p;
-  while (atomic_load(&w->group->sleeps) - w->before < 10) usleep(100);
-  reach(w->gated);
-  return NULL;
-}
-
-/* Who waits for a collective that is blocked at its gate sleeps shortly: its tenth sleep begins before the first one
- * could be over if it slept for SELDOM_NS. */
 static void looks_often(rank *r, void *arg) {
   bool external = *(bool *)arg;
   gated *g = aligned_alloc(SCR_LINE, sizeof *g);
-  sagecomm_error err;
   issue(r, g, external);
-  scr_group *group = r->beside->group;
-  watch w = {group, atomic_load(&group->sleeps), g};
-  pthread_t device;
-  CHECK(pthread_create(&device, NULL, reach_after_sleeps, &w) == 0);
-  CHECK(scr_wait(g->work, SELDOM_NS, &err) == SAGECOMM_OK);
-  CHECK(pthread_join(device, NULL) == 0);
+  wait_in_short_sleeps(r, g->work, reach, g);
   scr_release(g->work);
-  while (scr_group_unfinished(group) != 0) sched_yield();
+  while (scr_group_unfinished(r->beside->group) != 0) sched_yield();
   free(g);
 }
 
@@ -73,20 +50,10 @@ void test_driver_looks_at_gates(int n, waiting w, uint64_t seed) {
 /* ---- nobody waits, so the engine looks ---- */
 
 #define TRIALS 10
-#define HANG_NS (SELDOM_NS / 4)
 
 typedef struct manner {
   bool external, before_a_peer; /* behind it is a run that waits for a peer and at no gate */
 } manner;
-
-static void await_end(const ending *e) {
-  int64_t reached = scr_now();
-  while (atomic_load(&e->at) == 0) {
-    CHECK(scr_now() - reached < HANG_NS);
-    usleep(100);
-  }
-  CHECK(e->status == SAGECOMM_OK);
-}
 
 static void left_to_the_engine(rank *r, void *arg) {
   const manner *how = arg;

@@ -4,12 +4,11 @@
 #include <sched.h>
 
 #include "../../internal/runner/gates.h"
+#include "on_devices.h"
 #include "plans.h"
 #include "trips.h"
 
 static int size;
-
-static uint32_t look(_Atomic uint64_t *word) { return (uint32_t)atomic_load_explicit(word, memory_order_acquire); }
 
 /* Both streams of the device. Which one goes on is random, so that each may be ahead. */
 static void *streams(void *p) {
@@ -17,13 +16,13 @@ static void *streams(void *p) {
   uint32_t in = 0, out = 0;
   while (in < t->n || out < t->n) {
     uint64_t x = next_random(&t->random);
-    bool room = t->window == 0 || in < t->window || (int32_t)(look(&t->words.input_taken) - (in + 1 - t->window)) >= 0;
+    bool room = t->window == 0 || in < t->window || there(&t->words.input_taken, in + 1 - t->window);
     if (x % 2 == 0 && in < t->n && room && !atomic_load(&t->held)) {
       memcpy(t->input + place(t, in) * t->unit, t->from + (uint64_t)in * t->unit, unit_bytes(t, in));
       in++;
       atomic_store_explicit(&t->words.input_ready, in, memory_order_release);
     }
-    if (x % 2 == 1 && out < t->n && (int32_t)(look(&t->words.output_done) - (out + 1)) >= 0) {
+    if (x % 2 == 1 && out < t->n && there(&t->words.output_done, out + 1)) {
       memcpy(t->to + (uint64_t)out * t->unit, t->output + place(t, out) * t->unit, unit_bytes(t, out));
       out++;
       atomic_store_explicit(&t->words.output_taken, out, memory_order_release);
@@ -65,7 +64,7 @@ static void gates(rank *r, void *arg) {
 
 static void run(int n, waiting w, uint64_t seed, rank_fn *fn) {
   size = n;
-  run_on_devices(n, w, seed, fn);
+  run_on_devices(n, w, seed, fn, NULL);
 }
 
 void test_gates(int n, waiting w, uint64_t seed) { run(n, w, seed, gates); }

@@ -61,9 +61,3 @@ uint64_t chunk_of(const rank *r, uint64_t bytes) {
   free_trip(t);
   return p->chunk;
 }
-
-void run_on_devices(int n, waiting w, uint64_t seed, rank_fn *fn) {
-  device_lanes = true;
-  run_ranks(n, w.spin, w.yield_us, seed, fn, NULL);
-  device_lanes = false;
-}

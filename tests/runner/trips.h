@@ -32,7 +32,5 @@ void free_trip(trip *t);
 sagecomm_op operation(const rank *r, trip *t, int kind);
 /* Returns the chunk of the program for a sum of that length, which it compiles by a call whose gate stands open. */
 uint64_t chunk_of(const rank *r, uint64_t bytes);
-/* run_ranks() with device lanes, which `beside` of each rank has. */
-void run_on_devices(int n, waiting w, uint64_t seed, rank_fn *fn);
 
 #endif

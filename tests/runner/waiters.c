@@ -129,7 +129,7 @@ static void release(rank *r, sagecomm_work work, ending *e) {
   scr_release(work);
 }
 
-/* Who waits for several operations waits for one at a time. */
+/* Who waits for several operations waits for one at a time. That tells nothing of who waits for one alone. */
 static void compose(rank *r, sagecomm_work part, ending *e) {
   sagecomm_error err;
   scr_run *all = scr_composite_new(r->group, r->handle, 1);
@@ -142,6 +142,7 @@ static void compose(rank *r, sagecomm_work part, ending *e) {
 
 typedef struct taking {
   void (*take)(rank *r, sagecomm_work work, ending *e);
+  bool teaches;      /* that nobody waits soon for the next one either */
   _Atomic bool over; /* rank 0 has left a collective, and seen what becomes of it */
 } taking;
 
@@ -158,7 +159,10 @@ static void takes(rank *r, void *arg) {
       bool left = is_left(run);
       uint32_t before = rings();
       t->take(r, work, &e);
-      if (left) CHECK(rings() != before && !is_left(run)); /* the queue keeps the run alive */
+      if (left) {
+        CHECK(rings() != before && !is_left(run)); /* the queue keeps the run alive */
+        CHECK(atomic_load(&r->group->waited_soon) == !t->teaches);
+      }
       scr_drive_unlock(r->group);
       atomic_store(&t->over, left);
     }
@@ -204,9 +208,9 @@ static void leaves_two(rank *r, void *arg) {
 void test_taken_from_a_waiter(int n, waiting w, uint64_t seed) {
   size = n;
   if (n == 1) return;
-  void (*const ways[])(rank *, sagecomm_work, ending *) = {release, compose};
+  const taking ways[] = {{.take = release, .teaches = true}, {.take = compose}};
   for (int i = 0; i < 2; i++) {
-    taking t = {.take = ways[i]};
+    taking t = {.take = ways[i].take, .teaches = ways[i].teaches};
     run_ranks(n, w.spin, w.yield_us, seed, takes, &t);
   }
   for (int goes_down = 0; goes_down < 2; goes_down++) {

@@ -257,14 +257,19 @@ func (c *communicator) awaitQuiet(bound time.Duration) {
 }
 
 // down ends the communicator of a group that is down: in peace, if it is idle and the group has not failed. Peers of a group that has
-// failed may never end theirs.
+// failed may never end theirs. Where no word of peers says what is void, they know by the failure alone, so that comes before the abort.
 func (c *communicator) down() {
 	switch {
 	case c.joined == nil:
-	case c.idle() && !c.engine.group.Failed():
-		c.end(c.destroy)
-	default:
+	case !c.idle():
+		if c.joined.Void() == nil && !c.ending.Load() {
+			c.engine.group.Cut()
+		}
 		c.abort()
+	case c.engine.group.Failed():
+		c.abort()
+	default:
+		c.end(c.destroy)
 	}
 }
 

@@ -38,6 +38,10 @@ type Group struct {
 	// Failed reports whether a rank has declared that the group has failed.
 	Failed func() bool
 
+	// Cut is called before operations that are under way are ended, in a group that is down. Where that has not failed it tells the other
+	// ranks, whose operations may end without their data then.
+	Cut func()
+
 	// Left reports whether all other ranks have left the group or have died: they need nothing of this rank any more. It may be called when
 	// the group's memory is gone.
 	Left func() bool

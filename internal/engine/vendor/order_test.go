@@ -19,7 +19,8 @@ import (
 // noted is a member whose calls are noted.
 type noted struct {
 	Member
-	whole bool // what Abort returns
+	whole bool    // what Abort returns
+	void  *uint32 // what Void returns
 	mu    sync.Mutex
 	calls []string
 }
@@ -36,6 +37,7 @@ func (n *noted) called() []string {
 	return slices.Clone(n.calls)
 }
 
+func (n *noted) Void() *uint32       { return n.void }
 func (n *noted) Release(func() bool) { n.note("release") }
 func (n *noted) Abort() bool         { n.note("abort"); return n.whole }
 func (n *noted) Destroy()            { n.note("destroy") }
@@ -129,23 +131,32 @@ func TestTheEndComesBehindCalls(t *testing.T) {
 	require.True(t, alone, "another call could begin")
 }
 
-// A communicator of a group that is down ends in peace if its stream is through and the group has not failed. Else it is aborted.
+// A communicator of a group that is down ends in peace if its stream is through and the group has not failed. Else it is aborted. Of operations that
+// are under way the peers are told before, unless they have a word that says so.
 func TestTheEndOfAGroupThatIsDown(t *testing.T) {
 	for _, failed := range []bool{false, true} {
 		for _, idle := range []bool{false, true} {
-			m := &noted{whole: true}
-			c, last := communicatorOn(t, NewPool(), m)
-			c.engine.group.Failed = func() bool { return failed }
-			if idle {
-				carryOut(last)
+			for _, void := range []*uint32{nil, new(uint32)} {
+				m := &noted{whole: true, void: void}
+				c, last := communicatorOn(t, NewPool(), m)
+				c.engine.group.Failed = func() bool { return failed }
+				c.engine.group.Cut = func() { m.note("cut") }
+				if idle {
+					carryOut(last)
+				}
+				c.down()
+				<-c.ended
+				want := []string{"release", "abort"}
+				switch {
+				case !idle && void == nil:
+					want = []string{"cut", "release", "abort"}
+				case idle && !failed:
+					want = []string{"destroy"}
+				}
+				require.Equal(t, want, m.called(), "idle %v, failed %v, a word %v", idle, failed, void != nil)
+				c.down() // the end has begun
+				require.Equal(t, want, m.called())
 			}
-			c.down()
-			<-c.ended
-			want := []string{"release", "abort"}
-			if idle && !failed {
-				want = []string{"destroy"}
-			}
-			require.Equal(t, want, m.called(), "idle %v, failed %v", idle, failed)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // alone is a group of which a test needs nothing but goroutines.
-var alone = Group{Guard: func(f func()) { f() }, Failed: func() bool { return false }}
+var alone = Group{Guard: func(f func()) { f() }, Failed: func() bool { return false }, Cut: func() {}}
 
 // guarded is a group that notes what its goroutines panic with.
 func guarded() (Group, <-chan any) {
@@ -42,6 +42,7 @@ type unreleased struct {
 	aborted chan struct{}
 }
 
+func (unreleased) Void() *uint32       { return nil }
 func (unreleased) Release(func() bool) { panic("release") }
 func (u unreleased) Abort() bool       { close(u.aborted); return true }
 func (unreleased) Free(func(func()))   {}

@@ -66,16 +66,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   // ---- events; the pointer is null until the first record
 
+  // As in torch_npu, the device of the stream stays the current one where the runtime refuses the event. Fault plans know
+  // these calls as `record` and `block`.
   void record(void **event, const c10::Stream &stream, c10::DeviceIndex device, c10::EventFlag flag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "simdev: an event of device ", device,
                 " cannot be recorded on a stream of device ", stream.device_index());
     Stream &on = find_stream(stream);
+    const int before = exchange_device(on.device);
+    check(emulator::enter("record"), "record");
     if (*event == nullptr)
       *event = new EventPointer(std::make_shared<Event>(on.device, flag == c10::EventFlag::BACKEND_DEFAULT));
     Event::record(event_of(*event), on);
+    set_device(before);
   }
   void block(void *event, const c10::Stream &stream) const override {
-    if (event != nullptr) Event::block(event_of(event), find_stream(stream));
+    if (event == nullptr) return;
+    Stream &on = find_stream(stream);
+    const int before = exchange_device(on.device);
+    check(emulator::enter("block"), "block");
+    Event::block(event_of(event), on);
+    set_device(before);
   }
   bool queryEvent(void *event) const override { return event == nullptr || event_of(event)->query(); }
   void synchronizeEvent(void *event) const override {
