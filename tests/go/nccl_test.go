@@ -146,7 +146,7 @@ func TestFacadeInCases(t *testing.T) {
 
 // A wrong call is refused where it is made and harms nobody else.
 func TestFacadeRefusesMisuse(t *testing.T) {
-	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes", "arguments", "threads", "destroys", "states", "prints")
+	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "buffers", "aligns", "reductions", "finalizes", "arguments", "threads", "destroys", "states", "prints")
 }
 
 // What a group call that fails leaves, and what a shrink that aborts has to do with other calls.
