@@ -71,7 +71,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
 	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank,
-		Owner: fmt.Sprintf("host %s, pid %d", bootstrap.HostName(), os.Getpid())}
+		Owner: thisProcess()}
 	for least := firstEpoch(runner.Environ()); ; {
 		epoch, other, err := epochs.Next(least)
 		if err != nil {
@@ -81,7 +81,9 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 || g.unlinked.Load() != nil },
-			func(rank int) error { return errors.Join(epochs.Twice(epoch), epochs.Overtaken(rank, epoch)) })
+			func(rank int) error {
+				return errors.Join(c.birth.twice(c.Rank), epochs.Twice(epoch), epochs.Overtaken(rank, epoch))
+			})
 		err = g.join(attempt)
 		if err == nil {
 			break
@@ -113,6 +115,11 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	g.introduceItself()
 	return g, nil
+}
+
+// thisProcess describes this process in errors of the rendezvous.
+func thisProcess() string {
+	return fmt.Sprintf("host %s, pid %d", bootstrap.HostName(), os.Getpid())
 }
 
 // publish makes the group visible to the rest of the process, which may destroy it from then on. The caller has acquired the
