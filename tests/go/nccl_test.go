@@ -155,6 +155,17 @@ func TestFacadeInGroupCalls(t *testing.T) {
 		"others", "stuck", "dropped", "crosses")
 }
 
+// Ranks that share a device go through the engine cuda, and learn of a death as on host memory.
+func TestFacadeAfterADeathOnADevice(t *testing.T) {
+	program, built := programOverFacade(t, headersOfNCCL(t), facadeOf(t), "nccl_death"), builtEmulator(t, "cuda")
+	for _, name := range []string{"before", "inside"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			agree(t, program, name, 3, "LD_LIBRARY_PATH="+built, "SAGECOMM_ENGINE=cuda", "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
+		})
+	}
+}
+
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.
 func playCases(t *testing.T, file string, cases ...string) {
 	t.Helper()
