@@ -34,14 +34,22 @@ type Config struct {
 	birth *birth // of a group that meets at a unique id
 }
 
+// checkPlace returns an error unless a group can have such a rank.
+func (c Config) checkPlace() error {
+	if c.Size < 1 || c.Size > algo.MaxSize || c.Rank < 0 || c.Rank >= c.Size {
+		return fmt.Errorf("sagecomm: rank %d of %d: a group has 1 to %d ranks, numbered from 0", c.Rank, c.Size, algo.MaxSize)
+	}
+	return nil
+}
+
 // protocolVersion is the version of docs/protocol.md that this code speaks.
 const protocolVersion = 10
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
 func (p *Process) Create(c Config) (g *Group, err error) {
-	if c.Size < 1 || c.Size > algo.MaxSize || c.Rank < 0 || c.Rank >= c.Size {
-		return nil, fmt.Errorf("sagecomm: rank %d of %d: a group has 1 to %d ranks, numbered from 0", c.Rank, c.Size, algo.MaxSize)
+	if err := c.checkPlace(); err != nil {
+		return nil, err
 	}
 	if c.GlobalRanks != nil && len(c.GlobalRanks) != c.Size {
 		return nil, fmt.Errorf("sagecomm: a group of %d has %s", c.Size, coll.Count(len(c.GlobalRanks), "global rank"))

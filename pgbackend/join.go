@@ -176,6 +176,9 @@ func (p *Process) joinWithSecret(ctx context.Context, id bootstrap.ID, c Config)
 // joinAt makes a group that meets at an id. job is the secret of the job, nil without one. If a rank serves the id and may come to that
 // later than this rank, server names the rank.
 func (p *Process) joinAt(ctx context.Context, id bootstrap.ID, job []byte, server fmt.Stringer, c Config) (*Group, error) {
+	if err := c.checkPlace(); err != nil { // before thousands of ranks ask the store
+		return nil, err
+	}
 	settings, err := env.Resolve(runner.Environ(), c.Options)
 	if err != nil {
 		return nil, err

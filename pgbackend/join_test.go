@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/algo"
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
@@ -421,6 +422,15 @@ func TestJoinOfARankThatHasJoined(t *testing.T) {
 		require.ErrorContains(t, err, fmt.Sprintf("rank %d was started twice in one process: host ", rank))
 		require.NoError(t, groups[rank].Destroy())
 		require.False(t, sits(id, rank))
+	}
+}
+
+// What no group can have is refused before the store is asked: its process has ended here.
+func TestJoinOfTooManyRanks(t *testing.T) {
+	id := bootstrap.ID{Addresses: bootstrap.Loopback, Port: 1}.Encode()
+	for _, size := range []int{0, algo.MaxSize + 1} {
+		_, err := Get().Join([]Join{{ID: id[:], Size: size, Timeout: opTimeout}})
+		require.ErrorContains(t, err, fmt.Sprintf("rank 0 of %d: a group has 1 to %d ranks", size, algo.MaxSize))
 	}
 }
 
