@@ -9,6 +9,7 @@
  *   group.c    group calls, which collect jobs
  *   job.c      one job: its place in the order of its communicator, its context, and how it runs
  *   chain.c    the jobs of a group call, and their threads
+ *   buffers.c  checks the memory that their buffers are
  *   request.c  collectives, sends and recvs as their user asks for them
  *   issue.c    hands calls to the core, and orders their streams
  *
@@ -359,12 +360,21 @@ typedef struct request {
 /* Sets the reduction of a call; each of the libraries has its own. */
 facade_result facade_reduction(const request *r, comm_t comm, call *c);
 bool type_known(int type);
+bool kind_reduces(sagecomm_kind kind);
 /* Checks what the core cannot see, and fills in a call. Leaves `kind` SAGECOMM_KIND_COUNT where there is nothing to do.
  * Requires: the caller holds the communicator. */
 facade_result request_translate(const request *r, comm_t comm, call *c);
 facade_result request_submit(const request *r, comm_t comm);
 /* Reads a factor, behind what the stream holds where it is in memory of a device. */
 facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *stream, double *factor);
+
+/* ---- buffers.c ---- */
+
+/* Returns RESULT_OK, or refuses buffers that overlap other than in place, and for a reduction, addresses that are not
+ * those of elements. Requires: a call that is filled in but for its place. */
+facade_result buffers_check(const request *r, comm_t comm, const call *c);
+/* Refuses an output whose blocks overlap: which of them is there in the end would differ between ranks. */
+facade_result buffers_check_blocks(const request *r, comm_t comm, const sagecomm_segment *pieces, uint32_t n);
 
 /* ---- issue.c ---- */
 

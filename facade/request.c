@@ -12,7 +12,7 @@ facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *
   return status < 0 ? failed(comm, status, &err) : RESULT_OK;
 }
 
-static bool reduces(sagecomm_kind kind) {
+bool kind_reduces(sagecomm_kind kind) {
   return kind == SAGECOMM_ALL_REDUCE || kind == SAGECOMM_REDUCE || kind == SAGECOMM_REDUCE_SCATTER;
 }
 
@@ -123,37 +123,6 @@ static uint32_t list_pieces(const side *s, int ranks, size_t width, sagecomm_seg
   return n;
 }
 
-static int by_offset(const void *a, const void *b) {
-  const char *x = ((const sagecomm_segment *)a)->data, *y = ((const sagecomm_segment *)b)->data;
-  return x < y ? -1 : x > y;
-}
-
-/* Whether two pieces of one buffer overlap. It sorts them, so they are a copy. */
-static bool pieces_overlap(sagecomm_segment *pieces, uint32_t n) {
-  qsort(pieces, n, sizeof *pieces, by_offset);
-  for (uint32_t i = 1; i < n; i++) {
-    if ((char *)pieces[i - 1].data + pieces[i - 1].bytes > (char *)pieces[i].data) return true;
-  }
-  return false;
-}
-
-/* Refuses an output whose blocks overlap: which of them is there in the end would differ between ranks. */
-static facade_result check_output(const request *r, comm_t comm, const sagecomm_segment *pieces, uint32_t n) {
-  bool rises = true; /* as it does nearly always */
-  for (uint32_t i = 1; i < n; i++) {
-    rises = rises && (char *)pieces[i - 1].data + pieces[i - 1].bytes <= (char *)pieces[i].data;
-  }
-  if (rises) return RESULT_OK;
-  sagecomm_segment *copy = malloc(n * sizeof *copy);
-  if (copy == NULL) return out_of_memory(r->function);
-  memcpy(copy, pieces, n * sizeof *copy);
-  bool overlap = pieces_overlap(copy, n);
-  free(copy);
-  if (!overlap) return RESULT_OK;
-  return fail(comm, RESULT_ARGUMENT, "sagecomm: %s: blocks of recvbuff overlap: give each an offset of its own",
-              r->function);
-}
-
 /* Of a collective with one block of its own, this rank's count stands in the list as well. */
 static facade_result check_own_count(const request *r, comm_t comm) {
   const uint64_t *counts = r->kind == SAGECOMM_ALL_GATHER       ? r->recv_counts
@@ -197,7 +166,7 @@ static facade_result set_lists(const request *r, comm_t comm, call *c) {
     l->out[0] = c->out;
   }
   c->lists = l;
-  return out.counts == NULL ? RESULT_OK : check_output(r, comm, l->out, c->op.n_out);
+  return out.counts == NULL ? RESULT_OK : buffers_check_blocks(r, comm, l->out, c->op.n_out);
 }
 
 facade_result request_translate(const request *r, comm_t comm, call *c) {
@@ -222,7 +191,7 @@ facade_result request_translate(const request *r, comm_t comm, call *c) {
                      .stream = r->stream},
               .in = {(void *)r->send, in * r->count * width},
               .out = {r->recv, out * r->count * width}};
-  if (reduces(r->kind)) {
+  if (kind_reduces(r->kind)) {
     if (facade_types[r->type].only_moves) {
       return fail(comm, RESULT_UNSUPPORTED, "sagecomm: %s: data type %d is moved and cannot be reduced", r->function,
                   r->type);
@@ -241,16 +210,13 @@ facade_result request_translate(const request *r, comm_t comm, call *c) {
     return fail(comm, RESULT_NULL, "sagecomm: %s: %s is NULL", r->function,
                 in > 0 && r->send == NULL ? "sendbuff" : "recvbuff");
   }
-  if (r->kind == SAGECOMM_ALL_TO_ALL && r->send == r->recv && r->send != NULL && comm->size > 1) {
-    return fail(comm, RESULT_USAGE, "sagecomm: %s: sendbuff and recvbuff are one: it cannot be done in place",
-                r->function);
-  }
   if (r->kind == SAGECOMM_BROADCAST && in > 0) { /* in the core, the root of a broadcast has one buffer */
     if (r->send != r->recv) c->copy_from = r->send;
     c->in = c->out;
   }
   facade_result result = lists ? check_own_count(r, comm) : RESULT_OK;
   if (result == RESULT_OK && lists) result = set_lists(r, comm, c);
+  if (result == RESULT_OK) result = buffers_check(r, comm, c);
   if (result == RESULT_OK) result = set_place(r, comm, c);
   if (result != RESULT_OK) {
     free(c->lists);

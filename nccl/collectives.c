@@ -56,6 +56,8 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
                   function, (int)type);
   } else if (residence == ncclScalarDevice) {
     made.scalar = scalar; /* read when an operation is issued */
+  } else if (residence != ncclScalarHostImmediate) {
+    result = fail(comm, ncclInvalidArgument, "sagecomm: %s: residence %d, expected 0 or 1", function, (int)residence);
   } else {
     result = read_factor(comm, scalar, facade_types[type].dtype, NULL, &made.factor);
   }

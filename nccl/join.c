@@ -31,6 +31,9 @@ static bool blocks(const ncclConfig_t *config, bool of_parent) {
 
 /* Only ranks that stay call a shrink. */
 static ncclResult_t check_excluded(const char *function, ncclComm_t comm, const int *excluded, int n) {
+  if (n >= comm->size) {
+    return fail(comm, ncclInvalidArgument, "sagecomm: %s: %d ranks are to be left out of %d", function, n, comm->size);
+  }
   for (int i = 0; i < n; i++) {
     if (excluded[i] < 0 || excluded[i] >= comm->size) {
       return fail(comm, ncclInvalidArgument, "sagecomm: %s: rank %d is outside the communicator, expected 0 to %d",
@@ -88,13 +91,14 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices) {
 }
 EXPORTED(CommInitAll);
 
-/* A split or a shrink. Takes `excluded`. */
-static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int color, int key, int *excluded, int n,
-                           int flags, ncclComm_t *made, const ncclConfig_t *config) {
+/* A split or a shrink. */
+static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int color, int key, const int *excluded,
+                           int n, int flags, ncclComm_t *made, const ncclConfig_t *config) {
   ncclResult_t result = made == NULL ? fail(NULL, ncclInvalidArgument, "sagecomm: %s: newcomm is NULL", function)
                                      : check_config(config, function);
   if (result == ncclSuccess) result = kind == JOB_SPLIT ? comm_enter(comm, function) : hold_joined(comm, function);
   bool aborts = (flags & NCCL_SHRINK_ABORT) != 0;
+  int *copy = NULL;
   if (result == ncclSuccess) {
     result = check_excluded(function, comm, excluded, n);
     if (result == ncclSuccess && aborts && calls_collected(comm)) {
@@ -104,16 +108,18 @@ static ncclResult_t derive(const char *function, ncclComm_t comm, int kind, int 
                "shrink it afterwards",
                function);
     }
+    if (result == ncclSuccess && n > 0) {
+      copy = malloc((size_t)n * sizeof *copy);
+      if (copy == NULL) result = out_of_memory(function);
+    }
     if (result != ncclSuccess) comm_release(comm);
   }
-  if (result != ncclSuccess) {
-    free(excluded);
-    return refused(result);
-  }
+  if (result != ncclSuccess) return refused(result);
+  if (n > 0) memcpy(copy, excluded, (size_t)n * sizeof *copy);
   bool none = kind == JOB_SPLIT && color < 0; /* then the parent's state tells how the split goes on */
   job *j;
-  result = derive_job(&j, function, comm, kind, !none, none ? comm->blocking : blocks(config, comm->blocking), excluded,
-                      n, made);
+  result = derive_job(&j, function, comm, kind, !none, none ? comm->blocking : blocks(config, comm->blocking), copy, n,
+                      made);
   if (result != ncclSuccess) return refused(result);
   j->color = color;
   j->key = key;
@@ -137,9 +143,6 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int n, ncclComm_t *m
   if (n < 1 || excluded == NULL) {
     return refused(fail(NULL, ncclInvalidArgument, "sagecomm: %s: no rank is left out", function));
   }
-  int *copy = malloc((size_t)n * sizeof *copy);
-  if (copy == NULL) return refused(out_of_memory(function));
-  memcpy(copy, excluded, (size_t)n * sizeof *copy);
-  return derive(function, comm, JOB_SHRINK, 0, 0, copy, n, flags, made, config);
+  return derive(function, comm, JOB_SHRINK, 0, 0, excluded, n, flags, made, config);
 }
 EXPORTED(CommShrink);

@@ -34,14 +34,22 @@ type Config struct {
 	birth *birth // of a group that meets at a unique id
 }
 
+// checkPlace returns an error unless a group can have such a rank.
+func (c Config) checkPlace() error {
+	if c.Size < 1 || c.Size > algo.MaxSize || c.Rank < 0 || c.Rank >= c.Size {
+		return fmt.Errorf("sagecomm: rank %d of %d: a group has 1 to %d ranks, numbered from 0", c.Rank, c.Size, algo.MaxSize)
+	}
+	return nil
+}
+
 // protocolVersion is the version of docs/protocol.md that this code speaks.
 const protocolVersion = 10
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
 func (p *Process) Create(c Config) (g *Group, err error) {
-	if c.Size < 1 || c.Size > algo.MaxSize || c.Rank < 0 || c.Rank >= c.Size {
-		return nil, fmt.Errorf("sagecomm: rank %d of %d: a group has 1 to %d ranks, numbered from 0", c.Rank, c.Size, algo.MaxSize)
+	if err := c.checkPlace(); err != nil {
+		return nil, err
 	}
 	if c.GlobalRanks != nil && len(c.GlobalRanks) != c.Size {
 		return nil, fmt.Errorf("sagecomm: a group of %d has %s", c.Size, coll.Count(len(c.GlobalRanks), "global rank"))
@@ -71,7 +79,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
 	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank,
-		Owner: fmt.Sprintf("host %s, pid %d", bootstrap.HostName(), os.Getpid())}
+		Owner: thisProcess()}
 	for least := firstEpoch(runner.Environ()); ; {
 		epoch, other, err := epochs.Next(least)
 		if err != nil {
@@ -81,7 +89,9 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 || g.unlinked.Load() != nil },
-			func(rank int) error { return errors.Join(epochs.Twice(epoch), epochs.Overtaken(rank, epoch)) })
+			func(rank int) error {
+				return errors.Join(c.birth.twice(c.Rank), epochs.Twice(epoch), epochs.Overtaken(rank, epoch))
+			})
 		err = g.join(attempt)
 		if err == nil {
 			break
@@ -113,6 +123,11 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	g.introduceItself()
 	return g, nil
+}
+
+// thisProcess describes this process in errors of the rendezvous.
+func thisProcess() string {
+	return fmt.Sprintf("host %s, pid %d", bootstrap.HostName(), os.Getpid())
 }
 
 // publish makes the group visible to the rest of the process, which may destroy it from then on. The caller has acquired the

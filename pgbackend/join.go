@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sagecomm/internal/bootstrap"
@@ -35,6 +36,45 @@ type birth struct {
 	job []byte // the secret of the job, nil without one
 	// Where the server of this process listens, until the group is destroyed.
 	here listener
+	// Set once another thread of this process has tried to join as the same rank.
+	disputed atomic.Bool
+}
+
+// seat is a rank of a unique id.
+type seat struct {
+	id   [len(bootstrap.ID{}.Space)]byte
+	rank int
+}
+
+// sit takes a rank of the id for a group, until leaveSeat. An id is for one group, so a thread that takes a rank which another thread has is
+// refused. If the other one waits for its peers still, it gives up as well: one of the two is some other rank that will not come.
+func (p *Process) sit(b *birth, rank int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if before := p.seats[seat{b.id.Space, rank}]; before != nil {
+		before.disputed.Store(true)
+		return twiceHere(rank)
+	}
+	p.seats[seat{b.id.Space, rank}] = b
+	return nil
+}
+
+func (p *Process) leaveSeat(b *birth, rank int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.seats, seat{b.id.Space, rank})
+}
+
+// twice returns an error if another thread has tried to join as this rank. A group over a store of the caller has no birth.
+func (b *birth) twice(rank int) error {
+	if b == nil || !b.disputed.Load() {
+		return nil
+	}
+	return twiceHere(rank)
+}
+
+func twiceHere(rank int) error {
+	return &bootstrap.TwiceError{Rank: rank, One: thisProcess(), Two: thisProcess()}
 }
 
 // listener is where the server of a rank's process listens.
@@ -136,6 +176,9 @@ func (p *Process) joinWithSecret(ctx context.Context, id bootstrap.ID, c Config)
 // joinAt makes a group that meets at an id. job is the secret of the job, nil without one. If a rank serves the id and may come to that
 // later than this rank, server names the rank.
 func (p *Process) joinAt(ctx context.Context, id bootstrap.ID, job []byte, server fmt.Stringer, c Config) (*Group, error) {
+	if err := c.checkPlace(); err != nil { // before thousands of ranks ask the store
+		return nil, err
+	}
 	settings, err := env.Resolve(runner.Environ(), c.Options)
 	if err != nil {
 		return nil, err
@@ -145,11 +188,16 @@ func (p *Process) joinAt(ctx context.Context, id bootstrap.ID, job []byte, serve
 		return nil, err
 	}
 	c.birth = &birth{id: id, job: job}
+	if err := p.sit(c.birth, c.Rank); err != nil {
+		return nil, err
+	}
 	if c.birth.here.Addresses, c.birth.here.Port, err = p.server.Listen(at); err != nil {
+		p.leaveSeat(c.birth, c.Rank)
 		return nil, err
 	}
 	g, err := p.meetAt(ctx, server, c, settings)
 	if err != nil {
+		p.leaveSeat(c.birth, c.Rank)
 		p.server.Release()
 	}
 	return g, err
@@ -194,9 +242,10 @@ func (p *Process) meetAt(ctx context.Context, server fmt.Stringer, c Config, set
 	return g, err
 }
 
-// unlisten gives back the server of the process.
+// unlisten gives back the server of the process, and the rank of the id.
 func (g *Group) unlisten() {
 	if g.birth != nil {
+		g.process.leaveSeat(g.birth, g.rank)
 		g.process.server.Release()
 	}
 }

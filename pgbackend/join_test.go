@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/algo"
 	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
@@ -388,6 +390,61 @@ func TestJoinNamesRanksThatDoNotCome(t *testing.T) {
 }
 
 // With the id alone nobody joins where the job has a secret.
+// Two threads of a process join as one rank: both learn of it at once, and so does the rank that comes to meet them.
+func TestJoinOfARankTwice(t *testing.T) {
+	id, err := Get().UniqueID()
+	require.NoError(t, err)
+	list := joins(id, 2, opTimeout)
+	began, first := time.Now(), make(chan error)
+	join := func(j Join) error {
+		groups, err := Get().Join([]Join{j})
+		destroyAll(groups)
+		return err
+	}
+	go func() { first <- join(list[0]) }()
+	require.Eventually(t, func() bool { return sits(id, 0) }, opTimeout, time.Millisecond)
+	want := "rank 0 was started twice in one process: host "
+	require.ErrorContains(t, join(list[0]), want)
+	require.ErrorContains(t, <-first, want)
+	require.ErrorContains(t, join(list[1]), want)
+	require.False(t, sits(id, 0))
+	measure(t, "the refusals", time.Since(began), opTimeout/10)
+}
+
+// An id is for one group, as long as that exists.
+func TestJoinOfARankThatHasJoined(t *testing.T) {
+	id, err := Get().UniqueID()
+	require.NoError(t, err)
+	groups, err := Get().Join(joins(id, 2, opTimeout))
+	require.NoError(t, err)
+	for rank := range 2 {
+		_, err = Get().Join(joins(id, 2, opTimeout)[rank : rank+1])
+		require.ErrorContains(t, err, fmt.Sprintf("rank %d was started twice in one process: host ", rank))
+		require.NoError(t, groups[rank].Destroy())
+		require.False(t, sits(id, rank))
+	}
+}
+
+// What no group can have is refused before the store is asked: its process has ended here.
+func TestJoinOfTooManyRanks(t *testing.T) {
+	id := bootstrap.ID{Addresses: bootstrap.Loopback, Port: 1}.Encode()
+	for _, size := range []int{0, algo.MaxSize + 1} {
+		_, err := Get().Join([]Join{{ID: id[:], Size: size, Timeout: opTimeout}})
+		require.ErrorContains(t, err, fmt.Sprintf("rank 0 of %d: a group has 1 to %d ranks", size, algo.MaxSize))
+	}
+}
+
+func sits(id [bootstrap.IDBytes]byte, rank int) bool {
+	parsed, err := bootstrap.ParseID(id[:])
+	if err != nil {
+		return false
+	}
+	p := Get()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seats[seat{parsed.Space, rank}] != nil
+}
+
 func TestSecretOfTheJob(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef\n"), 0o600))

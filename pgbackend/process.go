@@ -34,6 +34,7 @@ type Process struct {
 	networks   networks          // links to processes of other hosts
 	linkProbes linkProbes        // what these links cost
 	created    uint64            // number of groups created so far
+	seats      map[seat]*birth   // ranks of unique ids that this process has, while they join and as long as their groups exist
 	inVain     time.Time         // time at which Destroy last gave up waiting for peers
 
 	factors       sync.Mutex                     // guards factorReaders
@@ -58,7 +59,7 @@ var (
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: newNetworks(), linkProbes: newLinkProbes(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, seats: map[seat]*birth{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: newNetworks(), linkProbes: newLinkProbes(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

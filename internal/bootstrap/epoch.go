@@ -24,13 +24,16 @@ type epoch struct {
 	owner  string // the process that began it
 }
 
-// TwiceError reports that two processes make a group as the same rank.
+// TwiceError reports that two processes, or two threads of one, make a group as the same rank.
 type TwiceError struct {
 	Rank     int
-	One, Two string
+	One, Two string // the processes
 }
 
 func (e *TwiceError) Error() string {
+	if e.One == e.Two {
+		return fmt.Sprintf("sagecomm: rank %d was started twice in one process: %s; give each thread a rank of its own", e.Rank, e.One)
+	}
 	return fmt.Sprintf("sagecomm: rank %d was started twice: by %s and by %s; give each process a rank of its own (RANK)", e.Rank, e.One, e.Two)
 }
 
@@ -59,10 +62,10 @@ func (e Epochs) Next(least int) (next int, other string, err error) {
 	return next, last.owner, nil
 }
 
-// Twice returns a [*TwiceError] if another process has begun a later epoch than mine as this rank.
+// Twice returns a [*TwiceError] if another process has begun a later epoch than mine as this rank, or the same one at the same time.
 func (e Epochs) Twice(mine int) error {
 	now, err := e.of(e.Rank)
-	if err != nil || now.number <= mine || now.owner == e.Owner {
+	if err != nil || now.number < mine || now.owner == e.Owner {
 		return err
 	}
 	return &TwiceError{e.Rank, e.Owner, now.owner}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestEpochsCountTheGroupsOfARank(t *testing.T) {
@@ -54,6 +56,17 @@ func TestRankThatWasStartedTwice(t *testing.T) {
 	if _, other, err := two.Next(0); err != nil || other != "" {
 		t.Error(other, err)
 	}
+}
+
+// Both have looked before either wrote, so they are in one epoch: the one whose entry was replaced finds it.
+func TestRankThatWasStartedTwiceAtOnce(t *testing.T) {
+	s := NewMemStore()
+	one := Epochs{s, "p", 0, "host a, pid 1"}
+	first, _, err := one.Next(0)
+	require.NoError(t, err)
+	require.NoError(t, s.Set("p/0", []byte("1 host b, pid 2")))
+	require.ErrorContains(t, one.Twice(first), "rank 0 was started twice: by host a, pid 1 and by host b, pid 2")
+	require.NoError(t, one.Twice(first+1), "an earlier epoch")
 }
 
 func TestEpochOfABadStore(t *testing.T) {

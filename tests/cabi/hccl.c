@@ -275,6 +275,55 @@ static void moves(HcclComm comm, int size) {
   OK(HcclBarrier(comm, stream));
 }
 
+/* Blocks of one side between those of the other one, in place, and on top of them, which is refused. */
+static void overlaps(HcclComm comm, int size) {
+  buffer both = make();
+  int32_t *at = both.at;
+  const int32_t *word = both.host;
+  uint64_t counts[8], offsets[8], to_offsets[8];
+  for (int r = 0; r < size; r++) {
+    counts[r] = COUNT;
+    offsets[r] = (uint64_t)(2 * r) * COUNT;
+    to_offsets[r] = offsets[r] + COUNT;
+  }
+  fill(both, (size_t)(2 * COUNT * size), my_rank);
+  OK(HcclAlltoAllV(at, counts, offsets, HCCL_INT32, at, counts, to_offsets, HCCL_INT32, comm, stream));
+  pull(both);
+  for (int i = 0; i < COUNT * size; i++)
+    CHECK(word[2 * (i / COUNT) * COUNT + COUNT + i % COUNT] ==
+          (i / COUNT + 1) * 1000 + 2 * my_rank * COUNT + i % COUNT);
+  to_offsets[size - 1]--; /* the last number of the last block that is sent */
+  expect(HcclAlltoAllV(at, counts, offsets, HCCL_INT32, at, counts, to_offsets, HCCL_INT32, comm, stream), HCCL_E_PARA,
+         "overlap: give them memory apart");
+
+  fill(both, (size_t)(2 * COUNT * size), my_rank);
+  OK(HcclAllGatherV(at + offsets[my_rank], COUNT, at, counts, offsets, HCCL_INT32, comm, stream));
+  pull(both);
+  for (int i = 0; i < COUNT * size; i++)
+    CHECK(word[2 * (i / COUNT) * COUNT + i % COUNT] == (i / COUNT + 1) * 1000 + 2 * (i / COUNT) * COUNT + i % COUNT);
+  expect(HcclAllGatherV(at + offsets[my_rank] + 1, COUNT, at, counts, offsets, HCCL_INT32, comm, stream), HCCL_E_PARA,
+         "or this rank's block of recvbuff as sendbuff");
+
+  fill(both, (size_t)(2 * COUNT * size), 0);
+  OK(HcclReduceScatterV(at, counts, offsets, at + offsets[my_rank], COUNT, HCCL_INT32, HCCL_REDUCE_SUM, comm, stream));
+  pull(both);
+  for (int i = 0; i < COUNT; i++) {
+    int mine = 2 * my_rank * COUNT + i;
+    CHECK(word[mine] == size * (1000 + mine));
+  }
+  expect(HcclReduceScatterV(at, counts, offsets, at + offsets[my_rank] + 1, COUNT, HCCL_INT32, HCCL_REDUCE_SUM, comm,
+                            stream),
+         HCCL_E_PARA, "or this rank's block of sendbuff as recvbuff");
+  if (size > 1) { /* a block of another rank is the same memory */
+    offsets[(my_rank + 1) % size] = offsets[my_rank];
+    expect(HcclReduceScatterV(at, counts, offsets, at + offsets[my_rank], COUNT, HCCL_INT32, HCCL_REDUCE_SUM, comm,
+                              stream),
+           HCCL_E_PARA, "overlap");
+  }
+  expect(HcclAllReduce((char *)both.at + 2, at, 1, HCCL_INT32, HCCL_REDUCE_SUM, comm, stream), HCCL_E_PARA,
+         "expected a multiple of 4");
+}
+
 static void exchanges(HcclComm comm, int size) {
   buffer from = make(), to = make();
   const int32_t *word = to.host;
@@ -484,6 +533,7 @@ static void rank(int size) {
   ask(comm, my_rank, size);
   reductions(comm, size);
   moves(comm, size);
+  overlaps(comm, size);
   exchanges(comm, size);
   in_one_stream(comm, size);
   if (on_device) made_without_a_device(comm, size);

@@ -192,7 +192,7 @@ static void moves(ncclComm_t comm, int size) {
     }
     OK(ncclAlltoAll(from, to, COUNT, type, comm, NULL));
     same(to, wanted, all * widths[type], "AlltoAll", type);
-    if (size > 1) expect(ncclAlltoAll(to, to, COUNT, type, comm, NULL), ncclInvalidUsage, comm, "in place");
+    if (size > 1) expect(ncclAlltoAll(to, to, COUNT, type, comm, NULL), ncclInvalidArgument, comm, "in place");
 
     memset(to, 0, sizeof to);
     OK(ncclGroupStart());

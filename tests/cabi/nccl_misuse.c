@@ -1,8 +1,8 @@
 /* nccl_misuse.c is compiled with NVIDIA's nccl.h and linked to libsagecomm_nccl.so. Its ranks are processes and play
  * one case on host memory: a wrong call is refused on the rank that makes it, no other communicator waits for it, and
  * none is harmed.
- * Usage: nccl_misuse joins|calls|exchange|mismatch|reductions|finalizes|arguments|threads|destroys|states|prints
- * RANKS */
+ * Usage: nccl_misuse joins|calls|exchange|mismatch|buffers|aligns|reductions|finalizes|arguments|threads|destroys|
+ *                    states|prints RANKS */
 #include "nccl_play.h"
 
 static ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
@@ -91,11 +91,115 @@ static void mismatch(int size) {
   OK(ncclCommDestroy(comm));
 }
 
+/* Collectives of ints whose root is the rank that calls. */
+enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, GATHER, REDUCE_SCATTER, SCATTER, ALL_TO_ALL, COLLECTIVES };
+
+static ncclResult_t collective(int which, const int32_t *from, int32_t *to, size_t count, ncclComm_t comm) {
+  switch (which) {
+    case ALL_REDUCE:
+      return ncclAllReduce(from, to, count, ncclInt32, ncclSum, comm, NULL);
+    case REDUCE:
+      return ncclReduce(from, to, count, ncclInt32, ncclSum, my_rank, comm, NULL);
+    case BROADCAST:
+      return ncclBroadcast(from, to, count, ncclInt32, my_rank, comm, NULL);
+    case ALL_GATHER:
+      return ncclAllGather(from, to, count, ncclInt32, comm, NULL);
+    case GATHER:
+      return ncclGather(from, to, count, ncclInt32, my_rank, comm, NULL);
+    case REDUCE_SCATTER:
+      return ncclReduceScatter(from, to, count, ncclInt32, ncclSum, comm, NULL);
+    case SCATTER:
+      return ncclScatter(from, to, count, ncclInt32, my_rank, comm, NULL);
+    default:
+      return ncclAlltoAll(from, to, count, ncclInt32, comm, NULL);
+  }
+}
+
+/* Buffers that overlap, other than in place, are refused, whoever else calls what; those that touch each other are not.
+ */
+static void buffers(int size) {
+  enum { COUNT = 6 };
+  ncclComm_t comm = communicator(size, 1);
+  int32_t memory[(2 * 8 + 2) * COUNT] = {0}, *at = memory + COUNT;
+  for (int which = 0; which < COLLECTIVES; which++) {
+    bool gathers = which == ALL_GATHER || which == GATHER, scatters = which == REDUCE_SCATTER || which == SCATTER;
+    int sent = scatters || which == ALL_TO_ALL ? size * COUNT : COUNT;
+    int received = gathers || which == ALL_TO_ALL ? size * COUNT : COUNT;
+    int32_t *recv = scatters ? at + my_rank * COUNT : at, *send = gathers ? at + my_rank * COUNT : at;
+    const char *text = which == ALL_TO_ALL ? "cannot be done in place"
+                       : gathers           ? "or this rank's block of recvbuff as sendbuff"
+                       : scatters          ? "or this rank's block of sendbuff as recvbuff"
+                                           : "or the same address";
+    for (int by = -1; by <= 1; by++) {
+      if (by != 0 || which == ALL_TO_ALL)
+        expect(collective(which, send + by, recv, COUNT, comm), ncclInvalidArgument, comm, text);
+      OK(collective(which, send + by, recv, 0, comm)); /* no memory */
+    }
+    for (int block = 0; block < size; block++) { /* another rank's place */
+      if (block == my_rank || !(gathers || scatters)) continue;
+      expect(collective(which, gathers ? at + block * COUNT : at, scatters ? at + block * COUNT : at, COUNT, comm),
+             ncclInvalidArgument, comm, text);
+    }
+    expect(collective(which, at, at + sent - 1, COUNT, comm), ncclInvalidArgument, comm, text);
+    OK(ncclGroupStart());
+    OK(ncclAllReduce(memory, memory, COUNT, ncclInt32, ncclSum, comm, NULL));
+    expect(collective(which, at + received - 1, at, COUNT, comm), ncclInvalidArgument, comm, text);
+    CHECK(ncclGroupEnd() == ncclInvalidArgument);
+  }
+  for (int i = 0; i < size; i++) at[i] = my_rank;
+  OK(ncclAllReduce(at, at + size, (size_t)size, ncclInt32, ncclSum, comm, NULL));
+  for (int i = 0; i < size; i++) CHECK(at[i] == my_rank && at[size + i] == size * (size - 1) / 2);
+  OK(ncclAllGather(at, at + 1, 1, ncclInt32, comm, NULL));
+  for (int i = 0; i < size; i++) CHECK(at[1 + i] == i);
+  OK(ncclBroadcast(my_rank == 0 ? at : at + 1, at + 1, 1, ncclInt32, 0, comm, NULL));
+  OK(ncclReduce(at, my_rank == 0 ? at + 1 : (int32_t *)((char *)at + 1), 1, ncclInt32, ncclSum, 0, comm, NULL));
+  OK(ncclCommDestroy(comm));
+}
+
+/* A reduction takes addresses of elements. Data that only move may lie anywhere. */
+static void aligns(int size) {
+  ncclComm_t comm = communicator(size, 1);
+  _Alignas(8) char memory[128] = {0};
+  char *odd = memory + 3;
+  static const ncclDataType_t types[] = {ncclFloat16, ncclBfloat16, ncclInt32, ncclFloat32, ncclInt64, ncclFloat64};
+  static const char *const widths[] = {"multiple of 2", "multiple of 2", "multiple of 4",
+                                       "multiple of 4", "multiple of 8", "multiple of 8"};
+  for (int i = 0; i < 6; i++) {
+    expect(ncclAllReduce(odd, odd, 1, types[i], ncclSum, comm, NULL), ncclInvalidArgument, comm, widths[i]);
+    expect(ncclAllReduce(memory + 64, odd, 1, types[i], ncclSum, comm, NULL), ncclInvalidArgument, comm, "recvbuff is");
+    expect(ncclReduce(odd, memory + 64, 1, types[i], ncclSum, my_rank, comm, NULL), ncclInvalidArgument, comm,
+           "sendbuff is");
+    expect(ncclReduceScatter(memory, memory + 65, 1, types[i], ncclSum, comm, NULL), ncclInvalidArgument, comm,
+           "recvbuff is");
+    OK(ncclAllReduce(odd, odd, 0, types[i], ncclSum, comm, NULL));
+  }
+  *odd = (char)(1 + my_rank);
+  OK(ncclAllReduce(odd, odd, 1, ncclUint8, ncclSum, comm, NULL));
+  CHECK(*odd == size * (size + 1) / 2);
+  const int32_t mine = 100 + my_rank;
+  memcpy(odd, &mine, sizeof mine);
+  OK(ncclAllGather(odd, memory + 33, 1, ncclInt32, comm, NULL));
+  for (int32_t rank = 0, got; rank < size; rank++) {
+    memcpy(&got, memory + 33 + 4 * rank, sizeof got);
+    CHECK(got == 100 + rank);
+  }
+  OK(ncclGroupStart());
+  OK(ncclSend(odd, 1, ncclInt32, (my_rank + 1) % size, comm, NULL));
+  OK(ncclRecv(memory + 33, 1, ncclInt32, (my_rank + size - 1) % size, comm, NULL));
+  OK(ncclGroupEnd());
+  int32_t got;
+  memcpy(&got, memory + 33, sizeof got);
+  CHECK(got == 100 + (my_rank + size - 1) % size);
+  OK(ncclCommDestroy(comm));
+}
+
 /* An op is of one communicator, and its number is not given out again. */
 static void reductions(int size) {
   ncclComm_t comm = communicator(size, 1), other = communicator(size, 1);
   float two = 2, ten = 10, from = 1, to = 0;
   ncclRedOp_t of_comm, of_other, again;
+  expect(ncclRedOpCreatePreMulSum(&again, &two, ncclFloat32, (ncclScalarResidence_t)2, comm), ncclInvalidArgument, comm,
+         "residence 2, expected 0 or 1");
   OK(ncclRedOpCreatePreMulSum(&of_comm, &two, ncclFloat32, ncclScalarHostImmediate, comm));
   OK(ncclRedOpCreatePreMulSum(&of_other, &ten, ncclFloat32, ncclScalarHostImmediate, other));
   expect(ncclAllReduce(&from, &to, 1, ncclFloat32, of_comm, other, NULL), ncclInvalidArgument, other,
@@ -205,6 +309,9 @@ static void arguments(int size) {
   expect(ncclCommShrink(comm, &excluded, 1, &child, NULL, NCCL_SHRINK_DEFAULT), ncclInvalidArgument, comm,
          "is to be left out");
 
+  expect(ncclCommShrink(comm, &excluded, INT32_MAX, &child, NULL, NCCL_SHRINK_DEFAULT), ncclInvalidArgument, comm,
+         "2147483647 ranks are to be left out of");
+
   /* A configuration that leaves it open stands for 1, also for a child of a parent that does not block. */
   config.blocking = NCCL_CONFIG_UNDEF_INT;
   OK(ncclCommSplit(comm, 0, my_rank, &child, &config));
@@ -259,9 +366,10 @@ static void destroys(int size) {
   while (strstr(ncclGetLastError(NULL), "aborted while its ranks met") == NULL) sched_yield();
 }
 
-static const struct play cases[] = {{"joins", joins},         {"calls", calls},           {"exchange", exchange},
-                                    {"mismatch", mismatch},   {"reductions", reductions}, {"finalizes", finalizes},
-                                    {"arguments", arguments}, {"threads", threads},       {"destroys", destroys},
-                                    {"states", states},       {"prints", prints}};
+static const struct play cases[] = {{"joins", joins},           {"calls", calls},         {"exchange", exchange},
+                                    {"mismatch", mismatch},     {"buffers", buffers},     {"aligns", aligns},
+                                    {"reductions", reductions}, {"finalizes", finalizes}, {"arguments", arguments},
+                                    {"threads", threads},       {"destroys", destroys},   {"states", states},
+                                    {"prints", prints}};
 
 int main(int argc, char **argv) { return play(argc, argv, cases, sizeof cases / sizeof cases[0]); }

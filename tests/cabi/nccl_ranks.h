@@ -69,7 +69,7 @@ static void settle(ncclComm_t comm, ncclResult_t result) {
   OK(result);
 }
 
-static int32_t sum(ncclComm_t comm, int32_t value) {
+static inline int32_t sum(ncclComm_t comm, int32_t value) {
   int32_t total = -1;
   settle(comm, ncclAllReduce(&value, &total, 1, ncclInt32, ncclSum, comm, NULL));
   return total;

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#ifndef CHECK /* nccl_ranks.h has its own */
 #include "check.h"
+#endif
 
 /* Each function succeeds or ends the program. A stream is late until the host stores to a word of allocate_host(). */
 static struct {

@@ -146,13 +146,24 @@ func TestFacadeInCases(t *testing.T) {
 
 // A wrong call is refused where it is made and harms nobody else.
 func TestFacadeRefusesMisuse(t *testing.T) {
-	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "reductions", "finalizes", "arguments", "threads", "destroys", "states", "prints")
+	playCases(t, "nccl_misuse", "joins", "calls", "exchange", "mismatch", "buffers", "aligns", "reductions", "finalizes", "arguments", "threads", "destroys", "states", "prints")
 }
 
 // What a group call that fails leaves, and what a shrink that aborts has to do with other calls.
 func TestFacadeInGroupCalls(t *testing.T) {
 	playCases(t, "nccl_groups", "colors", "colorless", "queued", "aborted", "issues", "beside", "collected", "late", "later",
 		"others", "stuck", "dropped", "crosses")
+}
+
+// Ranks that share a device go through the engine cuda, and learn of a death as on host memory.
+func TestFacadeAfterADeathOnADevice(t *testing.T) {
+	program, built := programOverFacade(t, headersOfNCCL(t), facadeOf(t), "nccl_death"), builtEmulator(t, "cuda")
+	for _, name := range []string{"before", "inside"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			agree(t, program, name, 3, "LD_LIBRARY_PATH="+built, "SAGECOMM_ENGINE=cuda", "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
+		})
+	}
 }
 
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.

@@ -10,6 +10,10 @@ import importlib
 import os
 import sys
 import unittest
+from collections.abc import Callable
+from typing import Any
+
+from torch import multiprocessing
 
 import rank_server  # before torch's tests
 
@@ -22,8 +26,22 @@ sys.path.insert(0, os.environ["TORCH_TESTS"])
 tests = importlib.import_module("test_c10d_nccl")
 
 
+def _spawn_with_pipes(self: Any) -> None:
+    """Starts the ranks of a test of the flight recorder, to each of which the test has a pipe."""
+    pipes = [multiprocessing.Pipe() for _ in range(self.world_size)]
+    self.children_pipes = [ours for _, ours in pipes]
+    theirs = iter([theirs for theirs, _ in pipes])
+
+    def process(target: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return rank_server.rank_process(target, name, (next(theirs), *args), kwargs)
+
+    self._start_processes(process)
+
+
 def _case(name: str, of: type) -> type[unittest.TestCase]:
-    members = {"__module__": __name__, "PREFIX": f"{name}."}  # where a rank finds it
+    members: dict[str, Any] = {"__module__": __name__, "PREFIX": f"{name}."}  # where a rank finds it
+    if issubclass(of, tests.NCCLTraceTestBase):
+        members["_spawn_processes"] = _spawn_with_pipes  # torch's own starts processes that know of no fake CUDA
     return type(f"{name}OnRanks", (of, rank_server.RankServer), members)
 
 

@@ -15,13 +15,13 @@ from torch.testing._internal import common_distributed  # isort: skip
 
 SERVER = multiprocessing.get_context("forkserver")
 
-# What torch sets for each test, after the server has started.
-OF_ONE_TEST = ("INIT_METHOD", "MASTER_ADDR", "TEMP_DIR")
+# What the names of variables begin with that torch sets for each test, after the server has started.
+OF_ONE_TEST = ("INIT_METHOD", "MASTER_ADDR", "TEMP_DIR", "TORCH_NCCL_")
 SIGTERM_BOUND_S = 60.0
 
 
-def _rank_process(target: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    environment = {each: os.environ[each] for each in OF_ONE_TEST if each in os.environ}
+def rank_process(target: Callable[..., None], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    environment = {each: value for each, value in os.environ.items() if each.startswith(OF_ONE_TEST)}
     return SERVER.Process(target=_rank, name=name, args=(environment, target, args, kwargs))
 
 
@@ -44,7 +44,7 @@ class RankServer(common_distributed.MultiProcessTestCase):
         SERVER.set_forkserver_preload([module])
 
     def _spawn_processes(self) -> None:
-        self._start_processes(_rank_process)
+        self._start_processes(rank_process)
 
     def tearDown(self) -> None:
         processes = list(self.processes)
