@@ -47,7 +47,7 @@ static uint64_t bytes_of(pieces p) {
   return bytes;
 }
 
-/* Returns the range from the lowest byte of all pieces to the highest one. */
+/* Returns the range from the lowest byte of all pieces to the highest one: no bytes, if there are no pieces. */
 static sagecomm_segment range_of(pieces p) {
   uintptr_t from = UINTPTR_MAX, to = 0;
   for (uint32_t i = 0; i < p.n; i++) {
@@ -84,6 +84,9 @@ static uint64_t place_of(int rank, const uint64_t *counts, const uint64_t *offse
   for (int i = 0; i < rank; i++) at += counts[i];
   return at;
 }
+
+static pieces inputs(const call *c) { return (pieces){c->lists != NULL ? c->lists->in : &c->in, c->op.n_in}; }
+static pieces outputs(const call *c) { return (pieces){c->lists != NULL ? c->lists->out : &c->out, c->op.n_out}; }
 
 /* Whether the vendors call an operation one in place: both buffers are one, or that of one block is the block of this
  * rank in the other buffer. */
@@ -124,8 +127,7 @@ static const char *remedy(sagecomm_kind kind) {
 /* The bytes that both sides share in place are those of the shorter one, which is one block, and no others. */
 static facade_result check_overlap(const request *r, comm_t comm, const call *c) {
   const sagecomm_segment source = {(void *)c->copy_from, c->out.bytes};
-  pieces in = {c->lists != NULL ? c->lists->in : &c->in, c->op.n_in};
-  pieces out = {c->lists != NULL ? c->lists->out : &c->out, c->op.n_out};
+  pieces in = inputs(c), out = outputs(c);
   if (r->kind == SAGECOMM_BROADCAST) in = (pieces){&source, c->copy_from != NULL};
   uint64_t bytes = shared(in, out), in_bytes = bytes_of(in), out_bytes = bytes_of(out);
   if (bytes == 0 || (in_place(r, comm) && bytes == (in_bytes < out_bytes ? in_bytes : out_bytes))) return RESULT_OK;
@@ -135,8 +137,8 @@ static facade_result check_overlap(const request *r, comm_t comm, const call *c)
 /* A device reduces elements, and takes no address that is none of an element. Data that only move are bytes. */
 static facade_result check_alignment(const request *r, comm_t comm, const call *c) {
   size_t width = facade_types[r->type].bytes;
-  bool send = c->op.n_in > 0 && (uintptr_t)r->send % width != 0;
-  bool recv = c->op.n_out > 0 && (uintptr_t)r->recv % width != 0;
+  bool send = bytes_of(inputs(c)) > 0 && (uintptr_t)r->send % width != 0;
+  bool recv = bytes_of(outputs(c)) > 0 && (uintptr_t)r->recv % width != 0;
   if (!send && !recv) return RESULT_OK;
   return fail(comm, RESULT_ARGUMENT, "sagecomm: %s: %s is %p, expected a multiple of %zu, the bytes of an element",
               r->function, send ? "sendbuff" : "recvbuff", send ? r->send : r->recv, width);

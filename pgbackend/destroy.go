@@ -51,7 +51,9 @@ func (g *Group) depart() {
 	}
 	g.adopt(aborted)
 	if g.arbiter != nil { // it ends before the peers count this rank as one that has left, and behind what adopt has declared
-		g.arbiter.flush(flushLimit)
+		if g.declaredCut.Load() {
+			g.arbiter.flush(flushLimit)
+		}
 		g.arbiter.leave(g)
 	}
 	g.run.Goodbye()
@@ -90,20 +92,29 @@ func (g *Group) destroyedHere() *coll.Failure {
 // declareCut declares a failure because this rank, which destroys the group, is about to end operations of a vendor's library that are under way: a
 // kernel that is cut tells those of its peers that it has sent what they wait for, so they would complete without the data. The group has not
 // failed for this rank, whose own operations end with destroyedHere. Nothing is declared where the group has failed, or has a cause of which the
-// arbiter has no verdict yet. Several threads may call it; each returns when the failure is declared. Peers on other hosts hear of it a little later.
+// arbiter has no verdict yet. Several threads may call it, for the group has a communicator for each device; each returns when the failure is declared.
+// Peers on other hosts hear of it a little later.
 func (g *Group) declareCut(engine string) {
 	if !g.clean.Load() || g.run.FirstCause() != nil {
 		return
 	}
-	f := g.failedRank(coll.PeerFailure, g.rank)
-	f.OnDevice = true
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s has destroyed the group and ended operations of %s that were under way; if its log shows an exception, look there for the reason, else wait for all works on all ranks before any of them destroys the group or ends",
-		g.title(), closedByPeer, g.who(g.rank), engine)
-	if g.arbiter == nil {
-		g.run.Declare(f)
-		return
-	}
-	g.arbiter.declare(f, callerWait, nil)
+	g.cut.Do(func() {
+		f := g.failedRank(coll.PeerFailure, g.rank)
+		f.OnDevice = true
+		last := ""
+		if call, called := g.run.LastIn(runner.DeviceLane, g.rank); called {
+			f.Op, f.Sequence = call.Op.Name(), call.Sequence
+			last = ", in or after " + call.Op.Describe(call.Sequence)
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s has destroyed the group and ended operations of %s that were under way%s; if its log shows an exception, look there for the reason, else wait for all works on all ranks before any of them destroys the group or ends",
+			g.title(), closedByPeer, g.who(g.rank), engine, last)
+		if g.arbiter == nil {
+			g.run.Declare(f)
+			return
+		}
+		g.arbiter.declare(f, callerWait, nil)
+		g.declaredCut.Store(true)
+	})
 }
 
 // tombs is the number of groups given up by this rank whose shared blocks are kept after the last peer has given up too. Such

@@ -258,10 +258,7 @@ func (g *Group) nameLastOf(rank int, last uint64, f *coll.Failure) (doing string
 func (g *Group) nameOwn(f *coll.Failure) string {
 	me := g.number(g.rank)
 	name := func(l *lane, op coll.Op, sequence uint64) string {
-		f.Op, f.OnDevice = op.Name(), l.run.Lane() == runner.DeviceLane
-		if op.Kind.Collective() {
-			f.Sequence = sequence
-		}
+		f.Op, f.Sequence, f.OnDevice = op.Name(), sequence, l.run.Lane() == runner.DeviceLane
 		if f.OnDevice {
 			return op.Describe(sequence) + " on a device"
 		}

@@ -63,6 +63,8 @@ type Group struct {
 	cause           atomic.Pointer[coll.Failure]
 	clean           atomic.Bool                              // the cause is that the group was destroyed, without a failure before
 	givenUp         atomic.Pointer[coll.Failure]             // operations on devices that Destroy has not waited for to the end
+	cut             sync.Once                                // of declareCut
+	declaredCut     atomic.Bool                              // through the arbiter
 	announced       chan struct{}                            // closed when failure callbacks and the dump of the cause are behind
 	incidents       incidents                                // of a group over several hosts
 	arbiter         *arbiter                                 // decides the first cause of a group over several hosts; nil: the failure word does

@@ -196,7 +196,7 @@ func TestLostRankAndOwnCall(t *testing.T) {
 		call     func(g *Group) (runner.Work, *coll.Failure) // of the survivor
 	}{
 		{"is in a collective", "all_reduce", 2, true, func(g *Group) (runner.Work, *coll.Failure) { return sumAsync(g, 1000) }},
-		{"is in a recv", "recv", 1, true, func(g *Group) (runner.Work, *coll.Failure) {
+		{"is in a recv", "recv", 0, true, func(g *Group) (runner.Work, *coll.Failure) {
 			return g.Issue(coll.Op{Kind: coll.Recv, Type: coll.Float32, Root: 1, Tag: 7, Async: true}, nil, one(make([]byte, 40)))
 		}},
 		{"is in no call", "all_reduce", 1, true, nil},

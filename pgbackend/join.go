@@ -47,7 +47,7 @@ type seat struct {
 }
 
 // sit takes a rank of the id for a group, until leaveSeat. An id is for one group, so a thread that takes a rank which another thread has is
-// refused. If the other one waits for its peers still, it gives up as well: one of the two is some other rank that will not come.
+// refused. If the other one waits for its peers still, it gives up as well: one of the two was meant to be another rank, which will not come.
 func (p *Process) sit(b *birth, rank int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -62,7 +62,9 @@ func (p *Process) sit(b *birth, rank int) error {
 func (p *Process) leaveSeat(b *birth, rank int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.seats, seat{b.id.Space, rank})
+	if at := (seat{b.id.Space, rank}); p.seats[at] == b {
+		delete(p.seats, at)
+	}
 }
 
 // twice returns an error if another thread has tried to join as this rank. A group over a store of the caller has no birth.

@@ -389,7 +389,6 @@ func TestJoinNamesRanksThatDoNotCome(t *testing.T) {
 	require.Equal(t, coll.Timeout, CreateFailure("g", err).Status)
 }
 
-// With the id alone nobody joins where the job has a secret.
 // Two threads of a process join as one rank: both learn of it at once, and so does the rank that comes to meet them.
 func TestJoinOfARankTwice(t *testing.T) {
 	id, err := Get().UniqueID()
@@ -445,6 +444,7 @@ func sits(id [bootstrap.IDBytes]byte, rank int) bool {
 	return p.seats[seat{parsed.Space, rank}] != nil
 }
 
+// With the id alone nobody joins where the job has a secret.
 func TestSecretOfTheJob(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef\n"), 0o600))
@@ -463,7 +463,7 @@ func TestSecretOfTheJob(t *testing.T) {
 	groups, err := Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout, Options: options(secret)}})
 	require.NoError(t, err)
 	defer destroyAll(groups)
-	_, err = Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout, Options: map[string]string{"secret": "0123456789abcdeg"}}})
+	_, err = Get().Join([]Join{{ID: text[:], Rank: 1, Size: 2, Timeout: opTimeout, Options: map[string]string{"secret": "0123456789abcdeg"}}})
 	require.ErrorContains(t, err, "does not accept the secret")
 	_, err = Get().newID(map[string]string{"secret": "0123"})
 	require.ErrorContains(t, err, "SAGECOMM_SECRET: holds a secret of 4 bytes: expected 16 to 4096")

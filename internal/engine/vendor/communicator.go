@@ -262,7 +262,7 @@ func (c *communicator) down() {
 	switch {
 	case c.joined == nil:
 	case !c.idle():
-		if c.joined.Void() == nil && !c.ending.Load() {
+		if !c.ending.Load() && c.joined.Void() == nil {
 			c.engine.group.Cut()
 		}
 		c.abort()
