@@ -41,7 +41,7 @@ func slotClass(upTo uint64, algorithm string, slots plan.Slots, chunk int) Class
 }
 
 func TestTablesAreWellFormed(t *testing.T) {
-	for _, size := range []int{1, 2, 3, 4, 7, 8, 16, 33, 64, MaxSize} {
+	for _, size := range []int{1, 2, 3, 4, 7, 8, 16, 33, 64, plan.MaxSize} {
 		s := selector(t, size, "")
 		for _, kind := range collectives() {
 			table := s.Boundaries(kind)
@@ -155,7 +155,7 @@ func TestChunksOfTheGrades(t *testing.T) {
 }
 
 func TestSelectorRefuses(t *testing.T) {
-	for _, size := range []int{0, -1, MaxSize + 1} {
+	for _, size := range []int{0, -1, plan.MaxSize + 1, MaxSize + 1} {
 		if _, err := NewSelector(Shape{Size: size}, DefaultParams(), Tune{}); err == nil {
 			t.Errorf("%d ranks are accepted", size)
 		}
@@ -333,7 +333,7 @@ func TestPriceMatchesWhatWasMeasured(t *testing.T) {
 
 // Tables are made once for each size and set of rules in a process, and the first such group waits for them.
 func BenchmarkNewSelector(b *testing.B) {
-	for _, size := range []int{2, 8, 64, MaxSize} {
+	for _, size := range []int{2, 8, 64, plan.MaxSize} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			for b.Loop() {
 				if _, err := NewSelector(Shape{Size: size}, DefaultParams(), Tune{}); err != nil {

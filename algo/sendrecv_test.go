@@ -241,7 +241,7 @@ func TestRulesOfMessagesAreRefused(t *testing.T) {
 
 func TestShapesAreRefused(t *testing.T) {
 	for want, shape := range map[string]Shape{
-		"expected 1 to 512":                               {Size: 513},
+		"expected 1 to 1024":                              {Size: 1025},
 		"rank 4 on host 1":                                {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2, 4}}},
 		"rank 1 on host 1: it is on another one":          {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {1, 2}}},
 		"1 of 4 ranks are on no host":                     {Size: 4, Apart: true, Hosts: [][]int{{0, 1}, {2}}},

@@ -11,7 +11,7 @@ import (
 )
 
 // MaxSize is the largest number of ranks of a group, plan.MaxSize that of ranks that share memory.
-const MaxSize = 512
+const MaxSize = 1024
 
 // Shape describes how the ranks of a group are spread over hosts. It is the same on all ranks.
 type Shape struct {

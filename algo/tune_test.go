@@ -266,7 +266,7 @@ func TestFilesAreRefused(t *testing.T) {
 		`[`:                                       "f: unexpected EOF",
 		`{"version": 1} {}`:                       "f: there is more text after",
 		entry(`"size": 4`):                        "f: entry 0 (): it names no machine",
-		entry(`"machine": "A", "size": 513`):      "f: entry 0 (A): groups of 513 ranks: expected 1 to 512",
+		entry(`"machine": "A", "size": 1025`):     "f: entry 0 (A): groups of 1025 ranks: expected 1 to 1024",
 		entry(`"machine": "A", "hosts": -1`):      "groups on -1 hosts",
 		entry(`"machine": "A", "rules": ["x:y"]`): `rule "x:y": unknown collective "x"`,
 		entry(`"machine": "A", "rules": ["reduce:chain", "reduce:one_shot"]`):        `rule "reduce:one_shot" overlaps rule "reduce:chain"`,

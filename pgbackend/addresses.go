@@ -180,7 +180,7 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 	}
 	rank := late.Missing[0]
 	f := g.failedRank(coll.Timeout, rank)
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s came, and has told no address for %v: its process has died or is stopped; look at its log", g.name, g.who(rank), limit)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s came, and has told no address for %v: its process has died or is stopped; look at its log", g.name, g.who(rank), min(limit, late.Waited.Round(time.Millisecond)))
 	return f
 }
 
@@ -216,9 +216,6 @@ func (l *groupLinks) readAddresses(all [][]byte, self int, members []member) err
 		if rank == self {
 			l.self = i
 		}
-	}
-	if len(l.processes) > mostApart {
-		return fmt.Errorf("a group over several hosts has at most %d processes, and this one has %d: let each process have several devices, or make smaller groups", mostApart, len(l.processes))
 	}
 	l.sparse = len(l.processes) > allWatch
 	return nil

@@ -330,7 +330,7 @@ func (x *controlExchange) ended(missing []int, w roundWord, want uint64) *coll.F
 // entry returns the entry of a rank.
 func (t topic) entry(g *Group, rank int) *controlEntry {
 	if r := g.remote(rank); r != nil {
-		return &r.area[t]
+		return r.entry(t)
 	}
 	area := (*controlArea)(unsafe.Add(g.maps[rank].Base(), g.members[rank].Control))
 	return &area[t]
@@ -338,11 +338,15 @@ func (t topic) entry(g *Group, rank int) *controlEntry {
 
 // awaitsExchange returns the purpose of an exchange for which a rank waits and that this rank has not begun, or "".
 func (g *Group) awaitsExchange(rank int) string {
-	if r := g.remote(rank); r != nil {
+	r := g.remote(rank)
+	if r != nil {
 		r.naming.Lock()
 		defer r.naming.Unlock()
 	}
 	for t := range topicCount {
+		if r != nil && r.made[t].Load() == nil { // it has posted nothing
+			continue
+		}
 		theirs, mine := t.entry(g, rank), t.entry(g, g.rank)
 		if theirs.posted.Load() <= mine.posted.Load() {
 			continue

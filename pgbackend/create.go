@@ -43,7 +43,7 @@ func (c Config) checkPlace() error {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 10
+const protocolVersion = 11
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
@@ -99,7 +99,10 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		if twice := (*bootstrap.TwiceError)(nil); errors.As(err, &twice) {
 			return nil, g.giveUp(twice)
 		}
-		ahead := overtaken(epochs, epoch, c.Size, err)
+		var ahead *bootstrap.OvertakenError
+		if !errors.As(err, &ahead) {
+			ahead = epochs.Ahead(epoch, c.Size)
+		}
 		if late := (*bootstrap.TimeoutError)(nil); other != "" && errors.As(err, &late) {
 			err = fmt.Errorf("%w; another process, %s, has met the others as rank %d before: if it still runs, rank %d was started twice", err, other, c.Rank, c.Rank)
 		}
@@ -186,15 +189,6 @@ func (g *Group) introduceItself() {
 
 // keys is the prefix of the keys at which the ranks of a group meet in the store.
 const keys = "sagecomm"
-
-// overtaken finds out whether an attempt has failed because other ranks already make a later group.
-func overtaken(epochs bootstrap.Epochs, mine, size int, err error) *bootstrap.OvertakenError {
-	var ahead *bootstrap.OvertakenError
-	for rank := 0; rank < size && !errors.As(err, &ahead); rank++ {
-		err = epochs.Overtaken(rank, mine)
-	}
-	return ahead
-}
 
 // firstEpoch is the least epoch of this run of the job. torchrun restarts all ranks on the same store, and some of them may
 // not have reached their first group before the restart.

@@ -9,7 +9,7 @@ import (
 )
 
 // CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if
-// ranks were missing, that of the ranks that failed (culprit), PeerFailure if the store's process has ended, and Invalid otherwise.
+// ranks were missing, that of the ranks that failed (culprit), System if rank 0 gave up while the others waited for its roster, PeerFailure if the store's process has ended, and Invalid otherwise.
 func CreateFailure(name string, err error) *coll.Failure {
 	var known *coll.Failure
 	if errors.As(err, &known) {
@@ -18,9 +18,12 @@ func CreateFailure(name string, err error) *coll.Failure {
 	f := &coll.Failure{Status: coll.Invalid, Rank: -1, Group: name, Message: err.Error()}
 	var absent *bootstrap.TimeoutError
 	var ranks *bootstrap.FailedError
+	var gaveUp *bootstrap.GaveUpError
 	switch {
 	case errors.As(err, &absent):
 		f.Status = coll.Timeout
+	case errors.As(err, &gaveUp):
+		f.Status = coll.System
 	case errors.As(err, &ranks):
 		f.Status = coll.System
 		if told := culprit(ranks.Failed); told != nil {

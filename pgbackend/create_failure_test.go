@@ -48,6 +48,9 @@ func TestCulpritCrossesInARound(t *testing.T) {
 			})
 		})
 	}
+	gaveUp := CreateFailure("g", fmt.Errorf("joined: %w", &bootstrap.GaveUpError{Prefix: "p", Reason: "interrupted"}))
+	require.NoError(t, expect(gaveUp, coll.System, "rendezvous p: rank 0, which reads", "gave up: interrupted"))
+	require.Equal(t, -1, gaveUp.Rank)
 	for _, detail := range []string{"", "x", `{"status":0,"rank":1}`, `{"status":-4,"rank":-1}`, `{"status":-400,"rank":0}`} {
 		require.Nil(t, readTold([]byte(detail)), detail)
 	}

@@ -161,6 +161,7 @@ func FuzzEntries(f *testing.F) {
 		var rounds [topicCount]controlTopic
 		var own controlArea
 		r := &remoteControl{own: &own, rounds: &rounds}
+		entry := func(n uint8) *controlEntry { return r.entry(topic(n)) }
 		for ; len(input) >= 6; input = input[6:] {
 			topic := input[0] % uint8(topicCount+1)
 			h := tcp.Header{Kind: tcp.Exchange, Channel: topic, Number: uint64(input[1] % 8), Taken: uint64(input[2] % 8), Tag: int32(int8(input[3])) * int32(1+input[4]%2), Hash: uint64(input[4]), Block: uint64(input[5])}
@@ -170,28 +171,28 @@ func FuzzEntries(f *testing.F) {
 			}
 			h.Bytes = uint32(len(body))
 			if topic < uint8(topicCount) && input[5]%2 == 1 { // this rank goes on
-				rounds[topic].taken.Store(min(rounds[topic].taken.Load()+1, r.area[topic].posted.Load()))
+				rounds[topic].taken.Store(min(rounds[topic].taken.Load()+1, entry(topic).posted.Load()))
 				rounds[topic].posted.Add(1)
 			}
 			before := [2]uint64{}
 			var data []byte
 			if topic < uint8(topicCount) {
-				before = [2]uint64{r.area[topic].posted.Load(), r.area[topic].taken.Load()}
-				data = bytes.Clone(r.area[topic].data[:])
+				before = [2]uint64{entry(topic).posted.Load(), entry(topic).taken.Load()}
+				data = bytes.Clone(entry(topic).data[:])
 			}
 			err := r.take(&h, body)
 			if topic >= uint8(topicCount) {
 				require.Error(t, err)
 				continue
 			}
-			after := [2]uint64{r.area[topic].posted.Load(), r.area[topic].taken.Load()}
+			after := [2]uint64{entry(topic).posted.Load(), entry(topic).taken.Load()}
 			unread := before[0] > rounds[topic].taken.Load()
 			if err != nil || unread || h.Number == 0 {
-				require.True(t, bytes.Equal(data, r.area[topic].data[:]), "what may be read has changed")
+				require.True(t, bytes.Equal(data, entry(topic).data[:]), "what may be read has changed")
 				require.Equal(t, before[0], after[0])
 			}
 			require.True(t, after[0] >= before[0] && after[0] <= before[0]+1 && after[1] >= before[1] && after[1] <= rounds[topic].posted.Load())
-			require.LessOrEqual(t, r.area[topic].named.Load(), uint64(maxPurpose))
+			require.LessOrEqual(t, entry(topic).named.Load(), uint64(maxPurpose))
 			if err != nil {
 				return
 			}

@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(otherProcess); dir != "" { // this is rank 1 of TestControlExchangeBetweenProcesses
 		os.Exit(rankOfAnotherProcess(dir))
 	}
+	if orders := os.Getenv(manyProcesses); orders != "" {
+		os.Exit(manyRanksMain(orders))
+	}
 	os.Exit(m.Run())
 }
 

@@ -29,8 +29,6 @@ var partLimit atomic.Int64
 
 func init() { partLimit.Store(int64(time.Second)) }
 
-const mostApart = 256 // processes of a group over several hosts: nobody has tried what more of them cost
-
 // allWatch is the largest number of processes of a group of which every two watch each other, and have a link from the beginning. Tests change it.
 var allWatch = verdict.AllWatch
 
@@ -137,7 +135,7 @@ func (p *Process) network(key networkKey, ranks int, secure *tls.Config, setting
 func (n *network) begin(ranks int) {
 	n.users++
 	n.making++
-	n.node.Expect(min(ranks, mostApart))
+	n.node.Expect(ranks)
 }
 
 // use returns the network of a key for one more group, nil if there is none that can have new links.
@@ -171,7 +169,7 @@ func (p *Process) made(n *network, ranks int) {
 	p.networks.mu.Lock()
 	defer p.networks.mu.Unlock()
 	n.making--
-	n.node.Expect(-min(ranks, mostApart))
+	n.node.Expect(-ranks)
 	n.stopIfWorn()
 }
 

@@ -11,15 +11,15 @@ import (
 )
 
 // remoteControl is the control area of a rank of another host, in the memory of this process. Frames of that rank write it
-// (docs/protocol.md, section 16, Control exchanges).
+// (docs/protocol.md, section 16, Control exchanges). Most ranks exchange nothing with most others, so an entry is made when it is first needed.
 type remoteControl struct {
 	set    *shadow.Set
 	pair   *shadow.Pair              // of set
 	own    *controlArea              // of this rank
 	rounds *[topicCount]controlTopic // of this rank
-	area   controlArea
+	made   [topicCount]atomic.Pointer[controlEntry]
 	states atomic.Int64                               // states of the rank that have come
-	naming sync.Mutex                                 // held while a round is written into area, and while a diagnosis reads one that it has not waited for
+	naming sync.Mutex                                 // held while a round is written into an entry, and while a diagnosis reads one that it has not waited for
 	told   [topicCount]struct{ posted, taken uint64 } // of this rank's rounds, as the other one was told. Guarded by the lock of the topic.
 
 	question struct {
@@ -37,13 +37,21 @@ func (g *Group) remote(rank int) *remoteControl {
 	return g.remotes[rank]
 }
 
+// entry returns the entry of a topic.
+func (r *remoteControl) entry(t topic) *controlEntry {
+	if r.made[t].Load() == nil {
+		r.made[t].CompareAndSwap(nil, new(controlEntry))
+	}
+	return r.made[t].Load()
+}
+
 // take takes an EXCHANGE of the rank. It is the Control of the pair. What this rank may be reading is never overwritten: a round comes only
 // after this rank has taken the one before it.
 func (r *remoteControl) take(h *tcp.Header, payload []byte) error {
 	if h.Channel >= uint8(topicCount) {
 		return fmt.Errorf("topic %d", h.Channel)
 	}
-	theirs, mine := &r.area[h.Channel], &r.rounds[h.Channel]
+	theirs, mine := r.entry(topic(h.Channel)), &r.rounds[h.Channel]
 	if posted, before := mine.posted.Load(), theirs.taken.Load(); h.Taken > posted || h.Taken < before {
 		return fmt.Errorf("round %d was taken, after round %d, and this rank has posted %d", h.Taken, before, posted)
 	}

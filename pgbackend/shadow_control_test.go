@@ -54,6 +54,25 @@ func TestControlExchangeBetweenHosts(t *testing.T) {
 	}
 }
 
+// Entries are made for the topics that ranks exchange, and for no others. A diagnosis that looks for an exchange makes none.
+func TestControlEntriesAreMadeAtNeed(t *testing.T) {
+	w := newHostsWorld(t, "01")
+	made := func() (list []topic) {
+		for at := range topicCount {
+			if w.groups[0].remotes[1].made[at].Load() != nil {
+				list = append(list, at)
+			}
+		}
+		return list
+	}
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	require.Empty(t, w.groups[0].awaitsExchange(1))
+	require.Empty(t, made())
+	w.each(func(g *Group) error { return exchanged(g, topicFusion, 0, func(int) int { return 9 }) })
+	require.Empty(t, w.groups[0].awaitsExchange(1))
+	require.Equal(t, []topic{topicFusion}, made())
+}
+
 // Exchanges of all topics at once, in which everybody is late at times.
 func TestControlExchangesOfAllTopicsBetweenHosts(t *testing.T) {
 	seed := rand.Uint64()
@@ -232,8 +251,8 @@ func TestForgedEntries(t *testing.T) {
 		r := &remoteControl{own: new(controlArea), rounds: new([topicCount]controlTopic)}
 		r.rounds[0].posted.Store(3)
 		r.rounds[0].taken.Store(3)
-		r.area[0].posted.Store(3)
-		r.area[0].taken.Store(2)
+		r.entry(0).posted.Store(3)
+		r.entry(0).taken.Store(2)
 		c.h.Bytes = uint32(c.payload)
 		err := r.take(&c.h, make([]byte, c.payload))
 		if c.refused == "" {
@@ -241,11 +260,11 @@ func TestForgedEntries(t *testing.T) {
 			continue
 		}
 		require.ErrorContains(t, err, c.refused, name)
-		require.EqualValues(t, 3, r.area[0].posted.Load(), name)
-		require.EqualValues(t, 2, r.area[0].taken.Load(), name)
+		require.EqualValues(t, 3, r.entry(0).posted.Load(), name)
+		require.EqualValues(t, 2, r.entry(0).taken.Load(), name)
 	}
 	r := &remoteControl{own: new(controlArea), rounds: new([topicCount]controlTopic)} // this rank has not taken the round before
-	r.area[0].posted.Store(1)
+	r.entry(0).posted.Store(1)
 	require.ErrorContains(t, r.take(&tcp.Header{Number: 2}, nil), "round 2 after round 1, when this rank has taken 0")
 }
 

@@ -80,6 +80,18 @@ func (e Epochs) Overtaken(rank, mine int) error {
 	return &OvertakenError{rank, theirs.number}
 }
 
+// Ahead returns an [*OvertakenError] if one of size ranks is in a later epoch than mine, nil if none is or the store cannot tell. Of a large group it
+// looks at some ranks, rank 0 among them: all ranks of it may ask at once.
+func (e Epochs) Ahead(mine, size int) (ahead *OvertakenError) {
+	step := (size + mostDirect - 1) / mostDirect
+	for rank := 0; rank < size; rank += step {
+		if errors.As(e.Overtaken(rank, mine), &ahead) {
+			return ahead
+		}
+	}
+	return nil
+}
+
 // of returns the last epoch that a rank has begun, with number 0 if there is none.
 func (e Epochs) of(rank int) (last epoch, err error) {
 	k := key(e.Prefix, rank)

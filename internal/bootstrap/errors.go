@@ -12,12 +12,21 @@ type TimeoutError struct {
 	Prefix  string
 	Size    int
 	Missing []int // in rising order
+	Unknown int   // ranks that were not looked for, in a large group
 	Waited  time.Duration
+	Late    bool // this rank is one of those missing: it came when the others no longer waited
 }
 
 func (e *TimeoutError) Error() string {
-	return fmt.Sprintf("sagecomm: rendezvous %s timed out after %v: %d of %d ranks have not arrived: %s; are they running, with the same store and the same world size?",
-		e.Prefix, e.Waited.Round(time.Millisecond), len(e.Missing), e.Size, ranks(e.Missing))
+	more := ""
+	if e.Unknown > 0 {
+		more = fmt.Sprintf("; %d others were not looked for", e.Unknown)
+	}
+	if e.Late {
+		more += "; this rank came when the others no longer waited for it"
+	}
+	return fmt.Sprintf("sagecomm: rendezvous %s timed out after %v: %d of %d ranks have not arrived: %s%s; are they running, with the same store and the same world size?",
+		e.Prefix, e.Waited.Round(time.Millisecond), len(e.Missing), e.Size, ranks(e.Missing), more)
 }
 
 // Unwrap returns ErrTimeout.

@@ -32,7 +32,8 @@ func probeTimeout(size int) time.Duration {
 	return min(max(time.Second/time.Duration(size), 2*time.Millisecond), 10*time.Millisecond)
 }
 
-// Exchange gives every rank the values of all, in rank order. When ranks do not arrive in time the error is a
+// Exchange gives every rank the values of all, in rank order. In a group of more than mostDirect ranks, rank 0 reads for all what each has written
+// (roster.go). When ranks do not arrive in time the error is a
 // [*TimeoutError] that names them; when ranks arrive with a failure instead of a value ([Abandon]) it is a
 // [*FailedError] with the reason of each, the same on all ranks. check sees each value of another rank as it comes: its error
 // ends the wait at once, as a [*FailedError] of this rank.
@@ -47,14 +48,20 @@ func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duratio
 	if failed != nil {
 		record = failure(failed)
 	}
-	return gather(store, prefix, rank, size, timeout, record, func(int, []byte) error { return nil })
+	return gather(store, prefix, rank, size, timeout, record, nil)
 }
 
 // Abandon takes the place of Exchange on a rank that has nothing to contribute because of cause, so that the others
 // hear the reason instead of waiting for their timeout. It does not wait.
 func Abandon(store Store, prefix string, rank int, cause error) error {
-	if err := store.Set(key(prefix, rank), failure(cause)); err != nil {
-		return fmt.Errorf("sagecomm: rank %d cannot tell the others that it failed (key %s): %w", rank, key(prefix, rank), err)
+	where := []string{key(prefix, rank)}
+	if rank == 0 { // in a large group the others wait for its roster
+		where = append(where, rosterKey(prefix))
+	}
+	for _, k := range where {
+		if err := store.Set(k, failure(cause)); err != nil {
+			return fmt.Errorf("sagecomm: rank %d cannot tell the others that it failed (key %s): %w", rank, k, err)
+		}
 	}
 	return nil
 }
@@ -80,10 +87,7 @@ func key(prefix string, rank int) string { return prefix + "/" + strconv.Itoa(ra
 
 // failure is the value of a rank that failed. Every rank, the failed one included, uses the text as it is here.
 func failure(err error) []byte {
-	text := err.Error()
-	if len(text) > failureText {
-		text = strings.ToValidUTF8(text[:failureText], "") + " ..."
-	}
+	text := cut(err.Error())
 	var detailed Detailed
 	if errors.As(err, &detailed) {
 		if detail := detailed.Detail(); detail != nil {
@@ -91,6 +95,14 @@ func failure(err error) []byte {
 		}
 	}
 	return append([]byte{markFailure}, text...)
+}
+
+// cut shortens the text of an error that others are to read.
+func cut(text string) string {
+	if len(text) > failureText {
+		return strings.ToValidUTF8(text[:failureText], "") + " ..."
+	}
+	return text
 }
 
 // readFailure returns what failure has written, nil for another record.
@@ -106,6 +118,17 @@ func readFailure(rank int, record []byte) *RankFailure {
 	return nil
 }
 
+// round is one call of Exchange, ExchangeOr or Agree on one rank.
+type round struct {
+	store      Store
+	prefix     string
+	rank, size int
+	mine       []byte                             // the record of this rank
+	check      func(rank int, value []byte) error // nil: every value will do
+	began      time.Time
+	deadline   time.Time
+}
+
 // gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure, because the
 // error must not depend on the order of reading.
 func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(int, []byte) error) ([][]byte, error) {
@@ -113,70 +136,115 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
 	}
 	began := time.Now()
-	deadline := began.Add(timeout)
+	r := &round{store: store, prefix: prefix, rank: rank, size: size, mine: mine, check: check, began: began, deadline: began.Add(timeout)}
 	if err := store.Set(key(prefix, rank), mine); err != nil {
-		return nil, fmt.Errorf("sagecomm: rank %d cannot write to the store (key %s): %w", rank, key(prefix, rank), err)
+		return nil, r.cannotWrite(key(prefix, rank), err)
 	}
-	records, err := getTogether(store, prefix, rank, size, time.Until(deadline))
+	if size > mostDirect {
+		return r.roster()
+	}
+	found, _, err := r.collect()
 	if err != nil {
 		return nil, err
 	}
-	values := make([][]byte, size)
-	var missing []int
-	var failed []RankFailure
-	for peer := range size {
-		record := mine
+	return r.result(found, absent(found), 0)
+}
+
+// collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends the round with an error, ended
+// is its rank, and found has it; else ended is -1.
+func (r *round) collect() (found [][]byte, ended int, err error) {
+	records, err := r.together()
+	if err != nil {
+		return nil, -1, err
+	}
+	found = make([][]byte, r.size)
+	for peer := range r.size {
+		record := r.mine
 		switch {
-		case peer == rank:
+		case peer == r.rank:
 		case records != nil:
 			record = records[peer]
 		default:
-			record, err = store.Get(key(prefix, peer), max(time.Until(deadline), probeTimeout(size)))
+			record, err = r.store.Get(key(r.prefix, peer), max(time.Until(r.deadline), probeTimeout(r.size)))
 			if errors.Is(err, ErrTimeout) {
-				missing = append(missing, peer)
 				continue
 			}
 			if err != nil {
-				return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", rank, key(prefix, peer), err)
+				return nil, -1, r.cannotRead(key(r.prefix, peer), err)
 			}
 		}
-		switch {
-		case len(record) > 0 && record[0] == markValue:
-			values[peer] = record[1:]
-			if peer == rank {
-				break
-			}
-			if err := check(peer, values[peer]); err != nil {
-				return nil, verdict(prefix, size, time.Since(began), nil, []RankFailure{{Rank: rank, Reason: err.Error()}})
-			}
-		case len(record) > 0 && readFailure(peer, record) != nil:
-			failed = append(failed, *readFailure(peer, record))
-		default:
-			return nil, fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: use a fresh store or prefix",
-				key(prefix, peer), record)
+		found[peer] = record
+		if err := r.look(peer, record); err != nil {
+			return found, peer, err
 		}
 	}
-	if len(missing) == 0 && len(failed) == 0 {
-		return values, nil
-	}
-	return nil, verdict(prefix, size, time.Since(began), missing, failed)
+	return found, -1, nil
 }
 
-// together bounds the wait of getTogether. While one rank is missing, the value of a rank that disagrees, which would end the
+// look returns the error with which the record of a rank ends the round at once, nil as a rule.
+func (r *round) look(peer int, record []byte) error {
+	switch {
+	case len(record) > 0 && record[0] == markValue:
+		if peer == r.rank || r.check == nil {
+			return nil
+		}
+		if err := r.check(peer, record[1:]); err != nil {
+			return r.failed(nil, RankFailure{Rank: r.rank, Reason: err.Error()})
+		}
+		return nil
+	case len(record) > 0 && readFailure(peer, record) != nil:
+		return nil
+	}
+	return r.foreign(key(r.prefix, peer), record)
+}
+
+// absent returns the ranks that have no record.
+func absent(found [][]byte) (missing []int) {
+	for rank, record := range found {
+		if record == nil {
+			missing = append(missing, rank)
+		}
+	}
+	return missing
+}
+
+// result returns the values of all ranks, or the error of those that failed or are missing. unknown ranks were not looked for.
+func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, error) {
+	values := make([][]byte, r.size)
+	var failed []RankFailure
+	for peer, record := range found {
+		if len(record) == 0 {
+			continue
+		}
+		if values[peer] = record[1:]; record[0] != markValue {
+			failed = append(failed, *readFailure(peer, record))
+		}
+	}
+	switch {
+	case len(failed) > 0:
+		return nil, r.failed(missing, failed...)
+	case len(missing) > 0 || unknown > 0:
+		return nil, &TimeoutError{Prefix: r.prefix, Size: r.size, Missing: missing, Unknown: unknown, Waited: time.Since(r.began), Late: slices.Contains(missing, r.rank)}
+	}
+	return values, nil
+}
+
+// together bounds the wait of round.together. While one rank is missing, the value of a rank that disagrees, which would end the
 // rendezvous at once, is noticed later by this time.
 const together = 250 * time.Millisecond
 
-// getTogether returns the records of all peers, by rank, if all come soon. Most rendezvous then need two round trips to
+// together returns the records of all peers, by rank, if all come soon. Most rendezvous then need two round trips to
 // the store's server, whatever the number of ranks. It returns nil if the caller must get the records one by one.
-func getTogether(store Store, prefix string, rank, size int, left time.Duration) ([][]byte, error) {
-	many, ok := store.(ManyGetter)
-	if !ok || size == 1 || left <= 0 {
+func (r *round) together() ([][]byte, error) {
+	many, ok := r.store.(ManyGetter)
+	left := time.Until(r.deadline)
+	if !ok || r.size == 1 || left <= 0 {
 		return nil, nil
 	}
-	keys := make([]string, 0, size-1)
-	for peer := range size {
-		if peer != rank {
-			keys = append(keys, key(prefix, peer))
+	keys := make([]string, 0, r.size-1)
+	for peer := range r.size {
+		if peer != r.rank {
+			keys = append(keys, key(r.prefix, peer))
 		}
 	}
 	found, err := many.GetMany(keys, min(left, together))
@@ -184,15 +252,25 @@ func getTogether(store Store, prefix string, rank, size int, left time.Duration)
 	case errors.Is(err, ErrTimeout):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (keys %s/0 to %s): %w", rank, prefix, key(prefix, size-1), err)
+		return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (keys %s/0 to %s): %w", r.rank, r.prefix, key(r.prefix, r.size-1), err)
 	}
-	return slices.Insert(found, rank, nil), nil
+	return slices.Insert(found, r.rank, nil), nil
 }
 
-// verdict returns the error of a rendezvous. Failures take precedence over missing ranks, which may be late because of them.
-func verdict(prefix string, size int, waited time.Duration, missing []int, failed []RankFailure) error {
-	if len(failed) == 0 {
-		return &TimeoutError{Prefix: prefix, Size: size, Missing: missing, Waited: waited}
-	}
-	return &FailedError{Prefix: prefix, Size: size, Failed: failed, Missing: missing}
+// failed returns the error of the round in which ranks have failed. It takes precedence over missing ranks, which may be late because of that.
+func (r *round) failed(missing []int, failed ...RankFailure) error {
+	return &FailedError{Prefix: r.prefix, Size: r.size, Failed: failed, Missing: missing}
+}
+
+func (r *round) cannotWrite(key string, err error) error {
+	return fmt.Errorf("sagecomm: rank %d cannot write to the store (key %s): %w", r.rank, key, err)
+}
+
+func (r *round) cannotRead(key string, err error) error {
+	return fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", r.rank, key, err)
+}
+
+// foreign returns the error for a value that no rank has written.
+func (r *round) foreign(key string, value []byte) error {
+	return fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: use a fresh store or prefix", key, value)
 }

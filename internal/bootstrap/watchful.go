@@ -11,7 +11,8 @@ import (
 const watchSlice = 250 * time.Millisecond
 
 // Watchful returns a store whose waits end early: with ErrTimeout once lost reports that one of size ranks has ended, or with
-// the error that ahead returns for the rank of the key. A value that was written before is still found.
+// the error that ahead returns for the rank of the key. A value that was written before is still found. In a large group ahead is asked more seldom, since
+// it asks the store.
 func Watchful(store Store, size int, lost func() bool, ahead func(rank int) error) Store {
 	s := watchful{store, size, lost, ahead}
 	if many, ok := store.(ManyGetter); ok {
@@ -28,7 +29,8 @@ type watchful struct {
 }
 
 func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
-	for deadline := time.Now().Add(timeout); ; {
+	every := 1 + s.size/(mostDirect+1)
+	for deadline, slice := time.Now().Add(timeout), 1; ; slice++ {
 		wait := max(min(time.Until(deadline), watchSlice), time.Millisecond)
 		last := s.lost() // asked before the key is read, so that a value that a rank wrote before it ended is found
 		if last {
@@ -38,7 +40,7 @@ func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 		if !errors.Is(err, ErrTimeout) || last || !time.Now().Before(deadline) {
 			return value, err
 		}
-		if rank, err := strconv.Atoi(path.Base(key)); err == nil {
+		if rank, err := strconv.Atoi(path.Base(key)); err == nil && slice%every == 0 {
 			if err := s.ahead(rank); err != nil {
 				return nil, err
 			}

@@ -7,7 +7,6 @@ package runner
 import "C"
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -72,42 +71,62 @@ func payloadOf(p *C.scr_payload) Payload {
 	return Payload{int(p.lane), int(p.channel), uint64(p.number), uint64(p.hash), uint64(p.block), unsafe.Slice((*byte)(p.data), int(p.bytes))}
 }
 
-// pairs are those that the runner may call, by number. The list is replaced when it changes, because they are called all the time.
-var (
-	pairs        atomic.Pointer[[]Pair]
-	pairsChanged sync.Mutex
+// pairsOfABlock is how many pairs share a block, and mostBlocks how many blocks there may be.
+const (
+	pairsOfABlock = 4096
+	mostBlocks    = 8192
 )
 
+// pairBlock holds pairs that the runner may call, by number. A block is made when its first number is given out, and stays.
+type pairBlock [pairsOfABlock]atomic.Pointer[Pair]
+
+var pairBlocks [mostBlocks]atomic.Pointer[pairBlock]
+
+// pairNumbers are those that AddPair has given out. A process has a pair for each rank of its own and each of another host, of each group, so
+// adding one costs the same however many there are.
+var pairNumbers struct {
+	sync.Mutex
+	last uint64   // 0 is no number
+	free []uint64 // that were given back
+}
+
 // AddPair gives a pair a number, for Peer.Pair.
-func AddPair(p Pair) uint64 {
-	pairsChanged.Lock()
-	defer pairsChanged.Unlock()
-	list := []Pair{nil} // 0 is no number
-	if old := pairs.Load(); old != nil {
-		list = slices.Clone(*old)
+func AddPair(p Pair) (number uint64) {
+	n := &pairNumbers
+	n.Lock()
+	defer n.Unlock()
+	if last := len(n.free) - 1; last >= 0 {
+		number, n.free = n.free[last], n.free[:last]
+	} else {
+		n.last++
+		number = n.last
 	}
-	n := 1
-	for n < len(list) && list[n] != nil {
-		n++
+	block := &pairBlocks[number/pairsOfABlock]
+	if block.Load() == nil {
+		block.Store(new(pairBlock))
 	}
-	list = append(list[:n], append([]Pair{p}, list[min(n+1, len(list)):]...)...)
-	pairs.Store(&list)
-	return uint64(n)
+	block.Load()[number%pairsOfABlock].Store(&p)
+	return number
 }
 
 // RemovePair ends the number of a pair. No group that has it is open any more.
 func RemovePair(number uint64) {
-	pairsChanged.Lock()
-	defer pairsChanged.Unlock()
-	list := slices.Clone(*pairs.Load())
-	list[number] = nil
-	pairs.Store(&list)
+	n := &pairNumbers
+	n.Lock()
+	defer n.Unlock()
+	pairBlocks[number/pairsOfABlock].Load()[number%pairsOfABlock].Store(nil)
+	n.free = append(n.free, number)
 }
 
 // pairAt returns the pair of a number, nil if there is none any more.
 func pairAt(number uint64) Pair {
-	if list := pairs.Load(); list != nil && number < uint64(len(*list)) {
-		return (*list)[number]
+	if number >= mostBlocks*pairsOfABlock {
+		return nil
+	}
+	if block := pairBlocks[number/pairsOfABlock].Load(); block != nil {
+		if p := block[number%pairsOfABlock].Load(); p != nil {
+			return *p
+		}
 	}
 	return nil
 }

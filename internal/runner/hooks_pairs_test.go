@@ -1,6 +1,11 @@
 package runner
 
-import "testing"
+import (
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
 
 type testPair struct{ pushed int }
 
@@ -30,4 +35,39 @@ func TestNumbersOfPairs(t *testing.T) {
 	}
 	RemovePair(first)
 	RemovePair(second)
+}
+
+// A process of large groups has tens of thousands of pairs, in several blocks. Each costs as much as the first one.
+func TestManyPairs(t *testing.T) {
+	const many = 3 * pairsOfABlock
+	list, numbers := make([]testPair, many), make([]uint64, many)
+	var before, behind runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range list {
+		numbers[i] = AddPair(&list[i])
+	}
+	runtime.ReadMemStats(&behind)
+	require.Less(t, behind.TotalAlloc-before.TotalAlloc, uint64(200*many))
+	for i, n := range numbers {
+		require.Same(t, &list[i], pairAt(n))
+	}
+	for i := range numbers {
+		if i%2 == 0 {
+			RemovePair(numbers[i])
+		}
+	}
+	for i, n := range numbers {
+		require.Equal(t, i%2 == 0, pairAt(n) == nil)
+	}
+	for i := range numbers {
+		if i%2 == 0 {
+			numbers[i] = AddPair(&list[i])
+		}
+	}
+	for i, n := range numbers {
+		require.LessOrEqual(t, n, uint64(many+pairsOfABlock), "numbers are used again")
+		require.Same(t, &list[i], pairAt(n))
+		RemovePair(n)
+	}
+	require.Nil(t, pairAt(mostBlocks*pairsOfABlock))
 }

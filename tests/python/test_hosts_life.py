@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +24,7 @@ from failing import sum_of_ones
 from programs import Programs, Signals, in_background
 from promises import kept
 from random_programs import SHAPES
+from sagecomm import _native
 from selection import quickly
 from worlds import COLLECTIVE_TIMEOUT, Pool, World, on_hosts
 
@@ -32,6 +36,25 @@ DEATH_BOUND_S = 3.0
 MOST_SOCKETS = 100  # of a process
 MANY = (4, 4, 4, 4)
 MAKING_S = 1.0  # until all ranks have their first group, with its links, and until they have six more
+
+
+RAISED = """
+import ctypes, resource, sys, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+ctypes.CDLL(sys.argv[1])
+late = time.monotonic() + 30
+while (soft := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) == 200 and time.monotonic() < late:
+    time.sleep(0.001)  # the runtime begins on a thread of its own
+print(soft)
+"""
+
+
+def test_the_core_raises_the_limit_of_descriptors() -> None:
+    """The hard limit bounds the links of a process: Go's runtime raises the soft one when the core is loaded."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    told = subprocess.run([sys.executable, "-c", RAISED, str(_native.CORE)], check=True, capture_output=True, text=True)
+    assert int(told.stdout) >= hard - 1 > 200
 
 
 def sockets() -> int:

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sagecomm/internal/handshake"
 )
 
@@ -63,7 +65,7 @@ type DialError struct {
 func (e *DialError) Error() string {
 	text := "sagecomm: "
 	switch certificate := (*CertificateError)(nil); {
-	case errors.As(e, &certificate):
+	case errors.As(e, &certificate), starved(e):
 	case errors.Is(e, handshake.ErrRefused):
 		text += "the process there has another secret, or has closed the connection; set SAGECOMM_SECRET_FILE or SAGECOMM_SECRET to the same secret on all ranks, or on none: "
 	default:
@@ -86,6 +88,9 @@ func (e *DialError) Unwrap() []error {
 	return e.At
 }
 
+// starved reports whether there was no descriptor for a connection.
+func starved(err error) bool { return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) }
+
 // errNoAnswer is the error of an address at which the time for the handshake is up.
 var errNoAnswer = fmt.Errorf("no answer: %w", os.ErrDeadlineExceeded)
 
@@ -98,6 +103,9 @@ func (n *Node) dialOne(ctx context.Context, at netip.AddrPort, i introduction, n
 	ctx, cancel := context.WithTimeout(ctx, n.config.Timing.Greeting)
 	defer cancel()
 	plain, err := (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", at.String())
+	if starved(err) {
+		err = fmt.Errorf("%w; let this process open more files (ulimit -n)", err)
+	}
 	if err != nil {
 		return nil, nil, false, err
 	}

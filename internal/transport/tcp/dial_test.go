@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"sagecomm/internal/handshake"
 	"sagecomm/tests/quick"
@@ -337,4 +338,18 @@ func TestProcessesThatAreGoneAreForgotten(t *testing.T) {
 	proved(t, hasty, i) // the first connection of a link that is never complete
 	require.Equal(t, 1, known(hasty))
 	require.Eventually(t, func() bool { return known(hasty) == 0 }, soon, time.Millisecond)
+}
+
+// A process without descriptors says so, and how it gets more: no firewall is in the way.
+func TestNoDescriptorForALink(t *testing.T) {
+	noLeaks(t)
+	a, b := newEnd(t, nil), newEnd(t, nil)
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max})) // standard input, output and error
+	_, err := a.dialTo(b)
+	require.ErrorIs(t, err, unix.EMFILE)
+	require.ErrorContains(t, err, "too many open files; let this process open more files (ulimit -n)")
+	require.NotContains(t, err.Error(), "firewalls")
 }

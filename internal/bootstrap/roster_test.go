@@ -1,0 +1,585 @@
+package bootstrap
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// In these tests hundreds of ranks meet in a store in memory, in the time of a bubble of synctest, in which what is not waited for takes no time.
+
+// countingStore is a store that counts what it is asked.
+type countingStore struct {
+	set func(key string, value []byte) error // nil: it takes every value
+	get func(key string) error               // nil: it has no error
+
+	mu       sync.Mutex
+	values   map[string][]byte
+	waiters  map[string]chan struct{} // closed when the key is there
+	requests int
+	keys     int // that were asked for
+}
+
+func newCountingStore() *countingStore {
+	return &countingStore{values: map[string][]byte{}, waiters: map[string]chan struct{}{}}
+}
+
+func (s *countingStore) waiter(key string) chan struct{} {
+	if s.waiters[key] == nil {
+		s.waiters[key] = make(chan struct{})
+	}
+	return s.waiters[key]
+}
+
+func (s *countingStore) Set(key string, value []byte) error {
+	if s.set != nil {
+		if err := s.set(key, value); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests++
+	if _, known := s.values[key]; !known {
+		close(s.waiter(key))
+	}
+	s.values[key] = bytes.Clone(value)
+	return nil
+}
+
+func (s *countingStore) Get(key string, timeout time.Duration) ([]byte, error) {
+	s.mu.Lock()
+	s.requests++
+	s.mu.Unlock()
+	over := time.NewTimer(timeout)
+	defer over.Stop()
+	return s.await(key, over)
+}
+
+// await returns the value of a key when it is there.
+func (s *countingStore) await(key string, over *time.Timer) ([]byte, error) {
+	if s.get != nil {
+		if err := s.get(key); err != nil {
+			return nil, err
+		}
+	}
+	s.mu.Lock()
+	s.keys++
+	there := s.waiter(key)
+	s.mu.Unlock()
+	select {
+	case <-there:
+	default:
+		select {
+		case <-there:
+		case <-over.C:
+			return nil, fmt.Errorf("%s: %w", key, ErrTimeout)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return bytes.Clone(s.values[key]), nil
+}
+
+// countingManyStore is a countingStore that answers for many keys in one request.
+type countingManyStore struct{ *countingStore }
+
+func (s countingManyStore) GetMany(keys []string, timeout time.Duration) (values [][]byte, err error) {
+	s.mu.Lock()
+	s.requests++
+	s.mu.Unlock()
+	over := time.NewTimer(timeout)
+	defer over.Stop()
+	for _, k := range keys {
+		value, err := s.await(k, over)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, value)
+	}
+	return values, nil
+}
+
+// onBothStores runs a test in the time of a bubble, with a store that answers for many keys at once and with one that does not.
+func onBothStores(t *testing.T, test func(t *testing.T, counts *countingStore, s Store)) {
+	t.Helper()
+	for _, many := range []bool{true, false} {
+		t.Run(fmt.Sprintf("many %t", many), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				counts := newCountingStore()
+				if many {
+					test(t, counts, countingManyStore{counts})
+				} else {
+					test(t, counts, counts)
+				}
+			})
+		})
+	}
+}
+
+// errorsOf makes one agreement of all ranks but some, and returns their errors; those of the others are nil.
+func errorsOf(s Store, size int, timeout time.Duration, failed map[int]error, absent ...int) []error {
+	return onRanks(size, func(rank int) error {
+		for _, other := range absent {
+			if rank == other {
+				return nil
+			}
+		}
+		return Agree(s, "p", rank, size, timeout, failed[rank])
+	})
+}
+
+const thousand = 1000
+
+func TestLargeGroupsReadARoster(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		for _, got := range onRanks(thousand, func(rank int) [][]byte {
+			mine := bytes.Repeat([]byte{byte(rank)}, rank%3) // no bytes are a value, too
+			got, err := Exchange(s, "p", rank, thousand, ample, mine, anyValue)
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+			return got
+		}) {
+			require.Len(t, got, thousand)
+			for peer, value := range got {
+				require.Equal(t, bytes.Repeat([]byte{byte(peer)}, peer%3), append([]byte{}, value...))
+			}
+		}
+		require.LessOrEqual(t, counts.requests, 4*thousand)
+		require.LessOrEqual(t, counts.keys, 5*thousand)
+	})
+}
+
+// The largest group without a roster asks as it always has.
+func TestSmallGroupsHaveNoRoster(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		for rank, err := range errorsOf(s, mostDirect, ample, nil) {
+			require.NoError(t, err, rank)
+		}
+		require.NotContains(t, counts.values, rosterKey("p"))
+		require.Equal(t, mostDirect*(mostDirect-1), counts.keys)
+		for rank, err := range errorsOf(s, mostDirect+1, ample, nil) {
+			require.NoError(t, err, rank)
+		}
+		require.Contains(t, counts.values, rosterKey("p"))
+	})
+}
+
+// requireMissing requires that the error names the ranks that have not come, and no others.
+func requireMissing(t *testing.T, err error, missing ...int) {
+	t.Helper()
+	var late *TimeoutError
+	require.ErrorAs(t, err, &late)
+	require.Equal(t, missing, late.Missing)
+	require.Zero(t, late.Unknown)
+}
+
+// Whoever is missing is named by all others within the time-out and a second, and the store has few requests of each.
+func TestAllRanksOfALargeGroupNameTheMissing(t *testing.T) {
+	for _, missing := range [][]int{{700}, {0}, {999}, {0, 511}, {3, 64, 65, 998}} {
+		t.Run(fmt.Sprint(missing), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				counts := newCountingStore()
+				began := time.Now()
+				for rank, err := range errorsOf(countingManyStore{counts}, thousand, time.Minute, nil, missing...) {
+					if !contains(missing, rank) {
+						requireMissing(t, err, missing...)
+					}
+				}
+				require.Less(t, time.Since(began), time.Minute+time.Second)
+				require.LessOrEqual(t, counts.requests, (mostLooks+4)*thousand)
+			})
+		})
+	}
+}
+
+func contains(list []int, n int) bool {
+	for _, m := range list {
+		if m == n {
+			return true
+		}
+	}
+	return false
+}
+
+// Where half of a group is missing, rank 0 among them, requests are bounded all the same, and the error does not claim to be complete. A store that
+// does not answer for many keys at once may be asked in vain: then the rank that has written no roster is named.
+func TestLooksForTheMissingAreBounded(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		half := make([]int, thousand/2)
+		for i := range half {
+			half[i] = i
+		}
+		for _, err := range errorsOf(s, thousand, time.Second, nil, half...)[len(half):] {
+			var late *TimeoutError
+			require.ErrorAs(t, err, &late)
+			require.Contains(t, late.Missing, 0)
+			require.Positive(t, late.Unknown)
+			require.Contains(t, err.Error(), fmt.Sprintf("; %d others were not looked for", late.Unknown))
+		}
+		require.LessOrEqual(t, counts.requests, (mostLooks+2)*len(half))
+		counts.requests = 0
+		for _, err := range errorsOf(s, mostDirect+1, time.Second, nil, 0)[1:] {
+			var late *TimeoutError
+			require.ErrorAs(t, err, &late)
+			require.Equal(t, []int{0}, late.Missing)
+		}
+	})
+}
+
+// Rank 0 has come, and writes no roster: it is dead or stopped. The others have read what all have written by themselves.
+func TestRankZeroEndsBeforeItsRoster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		counts := newCountingStore()
+		s := countingManyStore{counts}
+		come(t, s, "p", 0)
+		for rank, err := range errorsOf(s, thousand, time.Second, nil, 0) {
+			require.NoError(t, err, rank)
+		}
+		require.LessOrEqual(t, counts.requests, 4*thousand)
+	})
+	synctest.Test(t, func(t *testing.T) { // in a store that is asked for each key
+		s := newCountingStore()
+		come(t, s, "p", 0)
+		for _, err := range errorsOf(s, thousand, time.Second, nil, 0)[1:] {
+			var late *TimeoutError
+			require.ErrorAs(t, err, &late)
+			require.Equal(t, []int{0}, late.Missing)
+		}
+		require.LessOrEqual(t, s.requests, (mostLooks+2)*thousand)
+	})
+}
+
+// A store that takes no long values costs requests, and no group.
+func TestARosterThatIsRefused(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		counts.set = func(key string, value []byte) error {
+			if len(value) > 1000 {
+				return errors.New("the value is too long")
+			}
+			return nil
+		}
+		for rank, got := range onRanks(300, func(rank int) [][]byte {
+			got, err := Exchange(s, "p", rank, 300, ample, []byte(fmt.Sprint(rank)), anyValue)
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+			return got
+		}) {
+			require.Len(t, got, 300, rank)
+			require.Equal(t, "299", string(got[299]))
+		}
+		require.Equal(t, []byte{rosterNone}, counts.values[rosterKey("p")])
+	})
+	synctest.Test(t, func(t *testing.T) { // also where a rank is missing
+		counts := newCountingStore()
+		counts.set = func(key string, value []byte) error {
+			if strings.Contains(key, "roster") && len(value) > 1 {
+				return errors.New("the value is too long")
+			}
+			return nil
+		}
+		for rank, err := range errorsOf(countingManyStore{counts}, thousand, time.Second, nil, 77) {
+			if rank != 77 {
+				requireMissing(t, err, 77)
+			}
+		}
+		require.LessOrEqual(t, counts.requests, (mostLooks+4)*thousand)
+	})
+	synctest.Test(t, func(t *testing.T) { // and one that takes nothing of rank 0 any more ends the group
+		counts := newCountingStore()
+		counts.set = func(key string, value []byte) error {
+			if strings.Contains(key, "roster") {
+				return errors.New("the disk is full")
+			}
+			return nil
+		}
+		err := errorsOf(countingManyStore{counts}, 80, time.Second, nil)[0]
+		require.ErrorContains(t, err, "rank 0 cannot write to the store (key p/roster/0): the disk is full")
+	})
+}
+
+// A roster longer than torch's TCPStore takes is not written: that would end the connection to the store.
+func TestNoRosterIsTooLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		counts := newCountingStore()
+		s := countingManyStore{counts}
+		counts.set = func(key string, value []byte) error {
+			if len(value) > mostRoster {
+				t.Errorf("%d bytes", len(value))
+			}
+			return nil
+		}
+		for _, err := range onRanks(mostDirect+1, func(rank int) error {
+			_, err := Exchange(s, "p", rank, mostDirect+1, ample, make([]byte, mostRoster/mostDirect), nil)
+			return err
+		}) {
+			require.NoError(t, err)
+		}
+	})
+}
+
+// All ranks have the same error, whichever ranks have failed, and do not wait for it.
+func TestFailuresInLargeGroups(t *testing.T) {
+	full := errors.New("disk full")
+	for _, c := range []struct {
+		failed map[int]error
+		want   string
+	}{
+		{map[int]error{5: full, 6: full, 800: errors.New("no memory")}, "3 of 1000 ranks failed; ranks 5-6: disk full; rank 800: no memory"},
+		{map[int]error{0: full, 6: full}, "1 of 1000 ranks failed; rank 0: disk full"},
+	} {
+		onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+			began := time.Now()
+			for rank, err := range errorsOf(s, thousand, time.Hour, c.failed) {
+				var failed *FailedError
+				require.ErrorAs(t, err, &failed, rank)
+				require.EqualError(t, err, "sagecomm: rendezvous p: "+c.want)
+			}
+			require.Less(t, time.Since(began), time.Second)
+		})
+	}
+}
+
+// A rank that gives up before it comes is named by all, rank 0 as well.
+func TestAbandonInLargeGroups(t *testing.T) {
+	for _, gone := range []int{0, 1, thousand - 1} {
+		onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+			began := time.Now()
+			for rank, err := range onRanks(thousand, func(rank int) error {
+				if rank == gone {
+					return Abandon(s, "p", rank, errors.New("no memory"))
+				}
+				_, err := Exchange(s, "p", rank, thousand, time.Hour, nil, anyValue)
+				return err
+			}) {
+				if rank != gone {
+					require.EqualError(t, err, fmt.Sprintf("sagecomm: rendezvous p: 1 of 1000 ranks failed; rank %d: no memory", gone))
+				}
+			}
+			require.Less(t, time.Since(began), time.Second)
+		})
+	}
+}
+
+// A value that does not go with those of the others ends the wait of all ranks at once, whoever has given it, though a rank is missing.
+func TestADifferenceEndsARoundOfALargeGroup(t *testing.T) {
+	for _, other := range []int{0, 1, 70} {
+		onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+			began := time.Now()
+			for rank, err := range onRanks(thousand, func(rank int) error {
+				if rank == thousand-1 {
+					return nil
+				}
+				size, mine := thousand, "large"
+				if rank == other {
+					size, mine = other+2, "small"
+				}
+				_, err := Exchange(s, "p", rank, size, time.Hour, []byte(mine), func(peer int, value []byte) error {
+					if string(value) != mine {
+						return fmt.Errorf("ranks %d and %d differ", min(rank, peer), max(rank, peer))
+					}
+					return nil
+				})
+				return err
+			}) {
+				if rank == thousand-1 {
+					continue
+				}
+				var failed *FailedError
+				require.ErrorAs(t, err, &failed, rank)
+				if rank != other {
+					require.Contains(t, err.Error(), fmt.Sprintf("ranks %d and %d differ", min(rank, other), max(rank, other)))
+				}
+			}
+			require.Less(t, time.Since(began), time.Second)
+		})
+	}
+}
+
+// Rank 0 loses the store, or is interrupted, while the others wait: they learn of it at once. It has given a value, which others may have read: so it
+// is no rank that failed, whose record proves that nobody goes on.
+func TestRankZeroGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		counts := newCountingStore()
+		counts.get = func(key string) error {
+			if key == "p/79" {
+				return errors.New("interrupted")
+			}
+			return nil
+		}
+		errs := errorsOf(counts, 80, time.Hour, nil)
+		require.ErrorContains(t, errs[0], "rank 0 cannot read from the store (key p/79): interrupted")
+		for _, err := range errs[1:] {
+			var gone *GaveUpError
+			require.ErrorAs(t, err, &gone)
+			require.NotErrorAs(t, err, new(*FailedError))
+			require.ErrorContains(t, err, "rank 0, which reads for all ranks what each has written, gave up: sagecomm: rank 0 cannot read")
+		}
+	})
+}
+
+// Rank 0 that follows a rank to a later group leaves no error behind: the others follow it.
+func TestRankZeroFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		counts := newCountingStore()
+		counts.get = func(key string) error {
+			if key == "p/79" {
+				return &OvertakenError{79, 2}
+			}
+			return nil
+		}
+		err := Agree(counts, "p", 0, 80, time.Second, nil)
+		require.ErrorAs(t, err, new(*OvertakenError))
+		require.NotContains(t, counts.values, rosterKey("p"))
+	})
+}
+
+func TestARankThatComesWhenTheOthersHaveGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := countingManyStore{newCountingStore()}
+		requireMissing(t, errorsOf(s, thousand, time.Second, nil, 700)[0], 700)
+		err := Agree(s, "p", 700, thousand, time.Second, nil)
+		requireMissing(t, err, 700)
+		require.ErrorContains(t, err, "this rank came when the others no longer waited for it")
+	})
+}
+
+func TestForeignRosters(t *testing.T) {
+	const size = mostDirect + 1
+	whole := []byte{rosterAll}
+	for range size {
+		whole = appendRecord(whole, []byte{markValue})
+	}
+	for _, roster := range []string{"", "hello", "a", string(whole[:len(whole)-1]), string(whole) + "x", "a\x01x" + string(whole[3:]), "a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+		"e", "e\x00", "e\xff\x01\x01v", "e\x01\x05v", "e\x01\x01x"} {
+		s := newCountingStore()
+		require.NoError(t, s.Set(rosterKey("p"), []byte(roster)))
+		_, err := Exchange(s, "p", 1, size, ample, nil, nil)
+		require.ErrorContains(t, err, "fresh store or prefix", "%q", roster)
+	}
+	s := newCountingStore()
+	require.NoError(t, s.Set(rosterKey("p"), whole))
+	_, err := Exchange(s, "p", 1, size, ample, nil, nil)
+	require.NoError(t, err)
+}
+
+// However ranks come late, fail, and lose the store: where one has all values, no rank has an error that proves that nobody goes on.
+func TestNoRankOfALargeGroupFailsWhereOneGoesOn(t *testing.T) {
+	outcomes := map[string]int{}
+	for seed := range uint64(300) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			const size = mostDirect + 6
+			counts := newCountingStore()
+			broken := time.Now().Add(time.Duration(random.IntN(3000)) * time.Millisecond)
+			if random.IntN(2) == 0 {
+				broken = broken.Add(time.Hour)
+			}
+			delays, failed := make([]time.Duration, size), map[int]error{}
+			for rank := range delays {
+				delays[rank] = time.Duration(random.IntN(1000)) * time.Millisecond
+			}
+			for range random.IntN(3) {
+				delays[random.IntN(size)] = time.Duration(random.IntN(2500)) * time.Millisecond
+			}
+			if random.IntN(2) == 0 {
+				delays[0] = time.Duration(random.IntN(2500)) * time.Millisecond
+			}
+			if random.IntN(3) == 0 {
+				failed[random.IntN(size)] = errors.New("no memory")
+			}
+			errs := onRanks(size, func(rank int) error {
+				time.Sleep(delays[rank])
+				var s Store = countingManyStore{counts}
+				if rank == 0 {
+					s = brokenLater{counts, broken}
+				}
+				return Agree(s, "p", rank, size, 1500*time.Millisecond, failed[rank])
+			})
+			joined, proved := 0, 0
+			for _, err := range errs {
+				var f *FailedError
+				switch {
+				case err == nil:
+					joined++
+				case errors.As(err, &f):
+					proved++
+				}
+			}
+			require.True(t, joined == 0 || proved == 0, "seed %d: %d ranks go on, %d failed", seed, joined, proved)
+			outcomes[fmt.Sprint(joined == size, joined > 0, proved > 0)]++
+		})
+	}
+	require.Greater(t, outcomes["true true false"], 10, outcomes)
+	require.Greater(t, outcomes["false true false"], 10, outcomes)
+	require.Greater(t, outcomes["false false true"], 10, outcomes)
+}
+
+// brokenLater is a store whose reads fail from a moment on.
+type brokenLater struct {
+	*countingStore
+	from time.Time
+}
+
+func (s brokenLater) Get(key string, timeout time.Duration) ([]byte, error) {
+	if left := time.Until(s.from); left < timeout {
+		if value, err := s.countingStore.Get(key, max(left, 0)); left > 0 && err == nil {
+			return value, nil
+		}
+		return nil, errors.New("interrupted")
+	}
+	return s.countingStore.Get(key, timeout)
+}
+
+// A rank of a large group that looks whether others are ahead asks for few of them, rank 0 among them.
+func TestAheadInALargeGroup(t *testing.T) {
+	for _, c := range []struct {
+		epochs map[int]int // by rank; -1: that of all others
+		found  bool
+	}{{map[int]int{}, false}, {map[int]int{0: 5}, true}, {map[int]int{-1: 5}, true}, {map[int]int{-1: 4}, false}} {
+		s := newCountingStore()
+		for rank := range thousand {
+			number, known := c.epochs[rank]
+			if !known {
+				number = c.epochs[-1]
+			}
+			if number > 0 {
+				_, _, err := Epochs{s, "epoch", rank, "me"}.Next(number)
+				require.NoError(t, err)
+			}
+		}
+		s.requests = 0
+		ahead := Epochs{s, "epoch", 1, "me"}.Ahead(4, thousand)
+		if require.Equal(t, c.found, ahead != nil, c.epochs); c.found {
+			require.Equal(t, OvertakenError{0, 5}, *ahead)
+		}
+		require.LessOrEqual(t, s.requests, mostDirect)
+	}
+}
+
+// Ranks of a large group that wait ask more seldom whether others are ahead than those of a small one.
+func TestWatchfulStoreOfALargeGroupAsksSeldom(t *testing.T) {
+	for size, most := range map[int]int{mostDirect: 40, thousand: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			asked := 0
+			s := Watchful(newCountingStore(), size, func() bool { return false }, func(int) error {
+				asked++
+				return nil
+			})
+			_, err := s.Get("p/0", 10*time.Second)
+			require.ErrorIs(t, err, ErrTimeout)
+			require.Positive(t, asked)
+			require.LessOrEqual(t, asked, most)
+		})
+	}
+}
