@@ -277,25 +277,29 @@ class Network:
         self.close()
 
 
-def start(network: Network, ranks: int, words: list[str]) -> int:
+def start(network: Network, ranks: int, words: list[str], by_node: bool = False) -> int:
     """Starts a command for each of so many ranks on each host, and waits for all. When one fails, the others are ended.
-    Returns its exit status."""
+    Ranks are numbered host by host, or else so that neighbours are on different hosts. Returns the exit status."""
     sizes = [ranks] * network.hosts
+    environments = network.environments(*sizes)
+    places = [(host, local) for host in range(network.hosts) for local in range(ranks)]
+    if by_node:
+        places.sort(key=lambda place: place[1])
     running: list[subprocess.Popen[bytes]] = []
     try:
-        for rank, environment in enumerate(network.environments(*sizes)):
+        for rank, (host, local) in enumerate(places):
             variables = {
                 "GLOO_SOCKET_IFNAME": "eth0",
                 "OMP_NUM_THREADS": "1",
                 **os.environ,
-                **environment,
+                **environments[host * ranks],
                 "MASTER_PORT": str(PORT),
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank % ranks),
+                "LOCAL_RANK": str(local),
                 "WORLD_SIZE": str(sum(sizes)),
                 "LOCAL_WORLD_SIZE": str(ranks),
             }
-            at = ["ip", "netns", "exec", network.namespace(rank // ranks)]
+            at = ["ip", "netns", "exec", network.namespace(host)]
             running.append(subprocess.Popen([*at, *words], env=variables))
         for each in as_they_end(running):
             if each.returncode != 0:
@@ -325,6 +329,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Start a command for each rank on hosts that a network joins.")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="of each host; 1 by default")
+    parser.add_argument("--by-node", action="store_true", help="number ranks as `mpirun --map-by node` does")
     parser.add_argument("--rate", default="", help="of each cable and direction, such as 1gbit; no limit by default")
     parser.add_argument("--delay-ms", type=float, default=0, help="of each cable and direction")
     parser.add_argument("--loss", type=float, default=0, help="the part of frames that a cable loses, such as 0.01")
@@ -341,7 +346,7 @@ def main() -> int:
         parser.error(why)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that ranks and namespaces go too
     with Network(parsed.hosts, parsed.rate, parsed.delay_ms, parsed.loss) as network:
-        status = start(network, parsed.ranks, parsed.command)
+        status = start(network, parsed.ranks, parsed.command, parsed.by_node)
         if status == 0:
             print(*(f"host {host} has sent {network.sent(host)} bytes" for host in range(network.hosts)), sep="\n")
     return status
