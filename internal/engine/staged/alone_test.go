@@ -1,6 +1,7 @@
 package staged
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,7 +16,7 @@ type deferring struct{ *counting }
 func (deferring) Name() string                              { return "deferring" }
 func (deferring) JoinLater(device.Stream, device.End) error { return nil }
 func (deferring) WaitValue()                                {} // no Waiter
-func (d deferring) Fork(s device.Stream) error              { return d.add(s) }
+func (d deferring) Fork(s device.Stream) error              { return errors.Join(d.counting.Fork(s), d.add(s)) }
 
 // unordered is one whose caller has no function that orders streams.
 type unordered struct{ deferring }

@@ -69,6 +69,39 @@ func TestP2PIsPostedBehindItsCommands(t *testing.T) {
 	}
 }
 
+// While an operation is issued, no operation of another group gets its pinned memory, whose words are 0 until its first command is noted.
+func TestMemoryOfAnOperationThatIsIssued(t *testing.T) {
+	c := framed{newCounting()}
+	on := coll.Device{Type: coll.CUDA}
+	e := New(nil, nil, 0, 2, NewPool(), nil)
+	inRoom := func(op coll.Op, l *layout, post func(runner.Gate) error) error { return e.issueInRoom(c, op, l, post) }
+	for _, one := range []struct {
+		name, runtime string
+		op            coll.Op
+		issue         func(op coll.Op, l *layout, post func(runner.Gate) error) error
+	}{
+		{"a collective", "counting", coll.Op{Kind: coll.AllReduce}, func(op coll.Op, l *layout, post func(runner.Gate) error) error {
+			return e.issueCollective(c, op, l, post)
+		}},
+		{"a send", "counting", coll.Op{Kind: coll.Send, Root: 1}, inRoom},
+		{"a recv", "counting", coll.Op{Kind: coll.Recv, Root: 1}, inRoom},
+		{"a recv with a tag", "deferring", coll.Op{Kind: coll.Recv, Root: 1, Tag: 1}, inRoom},
+	} {
+		l, others := oneUnit(), []*block(nil)
+		one.op.Device, l.bytes = on, 64
+		c.start = func() { // another thread issues an operation of its group
+			other, err := e.pool.acquire(c, source{on.Type, one.runtime}, l.bytes)
+			require.NoError(t, err)
+			others = append(others, other)
+		}
+		require.NoError(t, one.issue(one.op, &l, func(gate runner.Gate) error {
+			require.Len(t, others, 1, one.name)
+			require.False(t, gate.Words == others[0].words, one.name) // NotSame would print the memory
+			return nil
+		}))
+	}
+}
+
 // An output belongs to its operation until the run has ended and the device has written it, in whatever order that comes.
 func TestOutputsUntilTheyAreWritten(t *testing.T) {
 	c, on := newCounting(), place{coll.Device{Type: coll.CUDA}, "counting"}

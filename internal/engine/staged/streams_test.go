@@ -20,6 +20,7 @@ type counting struct {
 	next   atomic.Uint64
 	during func() // what happens while a stream is made
 	pins   func() // what happens while memory is pinned
+	start  func() // what happens in front of the first command of an operation
 }
 
 func newCounting() *counting {
@@ -38,6 +39,12 @@ func (c *counting) Pin(bytes uint64) (device.Pinned, error) {
 		c.pins()
 	}
 	return pinnedWords(make([]uint64, bytes/8+32)), nil
+}
+func (c *counting) Fork(device.Stream) error {
+	if c.start != nil {
+		c.start()
+	}
+	return nil
 }
 func (c *counting) add(s device.Stream) error                             { c.queued[s]++; return nil }
 func (c *counting) CopyIn(s device.Stream, _ device.Copy) error           { return c.add(s) }

@@ -10,7 +10,7 @@ import (
 // come holds up this thread alone, for good if the library has no end for such a wait.
 type Thread struct {
 	calls  chan func() error
-	left   atomic.Int64          // calls that have not returned
+	left   atomic.Int64          // calls that have not succeeded
 	failed atomic.Pointer[error] // of the first call that has failed, after which none is made
 	last   func()                // called behind the calls; nil: nothing is. Set before calls is closed
 	over   chan struct{}         // closed when nothing is called any more
@@ -40,10 +40,12 @@ func NewThread(g Group, use func() error) *Thread {
 
 func (t *Thread) serve() {
 	for f := range t.calls {
-		if t.failed.Load() == nil {
-			if err := f(); err != nil {
-				t.failed.CompareAndSwap(nil, &err)
-			}
+		if t.failed.Load() != nil {
+			continue
+		}
+		if err := f(); err != nil {
+			t.failed.CompareAndSwap(nil, &err)
+			continue
 		}
 		t.left.Add(-1)
 	}
@@ -88,14 +90,9 @@ func (t *Thread) Stopped() error {
 	return nil
 }
 
-// State reports whether all calls have returned. The error is that of the first call that has failed.
-func (t *Thread) State() (idle bool, err error) {
-	idle = t.left.Load() == 0
-	if failed := t.failed.Load(); failed != nil {
-		return idle, *failed
-	}
-	return idle, nil
-}
+// State reports whether all calls have succeeded. The error is that of the first call that has failed. That call stays one of those
+// that are left: nobody who has looked for an error before it failed takes it for a success.
+func (t *Thread) State() (idle bool, err error) { return t.left.Load() == 0, t.Stopped() }
 
 // End ends the thread behind its calls. Begin is not called again.
 func (t *Thread) End() { close(t.calls) }

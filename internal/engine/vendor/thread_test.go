@@ -22,10 +22,24 @@ func TestThread(t *testing.T) {
 	<-over
 	thread.Begin(func() error { t.Error("a call after one that has failed"); return nil })
 	thread.End()
-	for !idle {
+	for err == nil {
 		idle, err = thread.State()
 	}
 	require.ErrorIs(t, err, wrong)
+	require.False(t, idle)
+}
+
+// A call that has failed stays one of those that are left. Otherwise a look for an error before it fails, and a look at the number of
+// calls behind that, would take it for a success.
+func TestAThreadWhoseCallHasFailed(t *testing.T) {
+	wrong := errors.New("wrong")
+	thread := NewThread(alone, func() error { return nil })
+	thread.Begin(func() error { return wrong })
+	thread.End()
+	<-thread.Over()
+	idle, err := thread.State()
+	require.ErrorIs(t, err, wrong)
+	require.False(t, idle)
 }
 
 // A thread that is stopped in a call makes no other one. What it has to do last comes behind the call, and nobody waits for that.
