@@ -161,8 +161,6 @@ func senseless(p path, fault, moment string, size int) string {
 		return "between hosts: groups of 4 have one rank or two on a host, and links take seconds to end"
 	case p.apart && moment == "left":
 		return "between hosts: the goodbye is on its way, and may be lost with the process"
-	case p.apart && moment == "goodbye" && fault == "abort":
-		return "between hosts: before its goodbye a rank has left those that decide about a cause"
 	case p.op != "none" && atInit(moment):
 		return "init: no call has been made, so its path does not matter"
 	case atInit(moment) && (fault == "leave" || fault == "abort"):
@@ -179,8 +177,8 @@ func senseless(p path, fault, moment string, size int) string {
 		return "after its last write a rank has still to read: the store vanishes before that write"
 	case atDestroy(moment) && fault == "leave":
 		return "to destroy is to leave"
-	case moment == "left" && fault == "abort":
-		return "who has said goodbye has no group to abort"
+	case atDestroy(moment) && fault == "abort":
+		return "who says goodbye has destroyed the group, and has none to abort"
 	case fault == "slow" && (moment == "away" || moment == "wrote2" || moment == "left"):
 		return "nobody waits for a rank that is slow there, or as for one that is slow a moment later"
 	case fault == "slow" && moment == "goodbye" && p.op != "none":
