@@ -204,7 +204,7 @@ else
 endif
 
 test-long-python: build beds ## run all of Python's tests with coverage
-	$(pytest) $(if $(SHARE),--share $(SHARE)) $(if $(AFTER_TEST),-m long,--cov)
+	$(pytest) $(if $(SHARE),--share=$(SHARE)) $(if $(AFTER_TEST),-m long,--cov)
 
 # The tests of streams and events run under a few seeds of the random schedule; this runs them under SEEDS=50.
 streams := TestCProgramOnADevice|TestGraphsOfACProgram|TestAPeerOfGraphsDies|TestHCCLFacade

@@ -1,4 +1,4 @@
-"""`pytest --share 0.4`: of the long cases of a test with many, run a part that a seed draws.
+"""`pytest --share=0.4`: of the long cases of a test with many, run a part that a seed draws.
 
 The matrices of the long tests, such as programs by schedules, repeat one promise in many cases. CI runs a part of each
 matrix, another one each time, so that all cases run within a few changes. pytest prints the seed first, and DRAW_SEED=n
