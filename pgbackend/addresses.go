@@ -175,7 +175,8 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 			_ = bootstrap.Abandon(store, prefix, rank, telling(g.diedMeanwhile(rank)))
 		}
 	}
-	if len(g.life.dead()) > 0 || limit < addressLimit {
+	// Who began later than rank 0, whose roster names the missing ranks, cannot tell how long those have been silent.
+	if len(g.life.dead()) > 0 || limit < addressLimit || late.Late || late.Waited < limit*9/10 {
 		return err
 	}
 	rank := late.Missing[0]

@@ -51,6 +51,12 @@ func TestCulpritCrossesInARound(t *testing.T) {
 	gaveUp := CreateFailure("g", fmt.Errorf("joined: %w", &bootstrap.GaveUpError{Prefix: "p", Reason: "interrupted"}))
 	require.NoError(t, expect(gaveUp, coll.System, "rendezvous p: rank 0, which reads", "gave up: interrupted"))
 	require.Equal(t, -1, gaveUp.Rank)
+	detail := telling(died).(bootstrap.Detailed).Detail()
+	lost := fmt.Errorf("joined: %w", &bootstrap.GaveUpError{Prefix: "p", Reason: died.Message, Detail: detail})
+	gaveUp = CreateFailure("g", lost)
+	require.NoError(t, expect(gaveUp, coll.PeerFailure, "gave up: sagecomm: rank 2 is lost"))
+	require.Equal(t, []any{2, 7, "host b"}, []any{gaveUp.Rank, gaveUp.PID, gaveUp.Host})
+	require.Equal(t, detail, telling(lost).(bootstrap.Detailed).Detail())
 	for _, detail := range []string{"", "x", `{"status":0,"rank":1}`, `{"status":-4,"rank":-1}`, `{"status":-400,"rank":0}`} {
 		require.Nil(t, readTold([]byte(detail)), detail)
 	}
@@ -61,6 +67,9 @@ func TestNoRankIsItsOwnCulprit(t *testing.T) {
 	detail := telling(&coll.Failure{Status: coll.PeerFailure, Rank: 1, PID: 6, Message: "rank 1 is lost"}).(bootstrap.Detailed).Detail()
 	for rank, want := range []int{1, -1, 1} {
 		err := fmt.Errorf("the links: %w", &bootstrap.FailedError{Prefix: "round", Size: 3, Failed: []bootstrap.RankFailure{{Rank: 0, Reason: "rank 1 is lost", Detail: detail}}})
+		(&Group{rank: rank}).forgetOwnCulprit(err)
+		require.Equal(t, want, CreateFailure("g", err).Rank, rank)
+		err = fmt.Errorf("the links: %w", &bootstrap.GaveUpError{Prefix: "round", Reason: "rank 1 is lost", Detail: detail})
 		(&Group{rank: rank}).forgetOwnCulprit(err)
 		require.Equal(t, want, CreateFailure("g", err).Rank, rank)
 	}

@@ -127,6 +127,7 @@ type round struct {
 	check      func(rank int, value []byte) error // nil: every value will do
 	began      time.Time
 	deadline   time.Time
+	lost       error // why the wait for a rank of a large group has ended early: see Watchful
 }
 
 // gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure, because the
@@ -151,7 +152,7 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 }
 
 // collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends the round with an error, ended
-// is its rank, and found has it; else ended is -1.
+// is its rank, and found has it; else ended is -1. In a large group it ends where the wait for a rank ends early, and sets lost.
 func (r *round) collect() (found [][]byte, ended int, err error) {
 	records, err := r.together()
 	if err != nil {
@@ -166,6 +167,10 @@ func (r *round) collect() (found [][]byte, ended int, err error) {
 			record = records[peer]
 		default:
 			record, err = r.store.Get(key(r.prefix, peer), max(time.Until(r.deadline), probeTimeout(r.size)))
+			if early := (*endedEarly)(nil); r.size > mostDirect && errors.As(err, &early) {
+				r.lost = early.why
+				return found, -1, nil
+			}
 			if errors.Is(err, ErrTimeout) {
 				continue
 			}

@@ -18,7 +18,7 @@ const (
 	rosterAll    = 'a' // the content is the records of all ranks in their order, each with its length before it; that of a rank that has not come is 0
 	rosterEarly  = 'e' // the content is a rank, its record, which ended the round, and rank 0's error
 	rosterNone   = 'n' // the store has refused the roster: each rank reads the records
-	rosterGaveUp = 'g' // the content is the error with which rank 0 has ended before it had a roster
+	rosterGaveUp = 'g' // the content is a record with the failure for which rank 0 has no roster
 )
 
 const (
@@ -32,9 +32,12 @@ const (
 
 func rosterKey(prefix string) string { return prefix + "/roster/0" } // it ends with the rank that writes it: see Watchful
 
-// GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value. Unlike a [*FailedError] it does
-// not prove that all ranks fail: some may have read the values by themselves.
-type GaveUpError struct{ Prefix, Reason string }
+// GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value: it was interrupted, or has noticed
+// that a rank is lost. Unlike a [*FailedError] it does not prove that all ranks fail: some may have read the values by themselves.
+type GaveUpError struct {
+	Prefix, Reason string
+	Detail         []byte // of a [Detailed] error; nil: none was given
+}
 
 func (e *GaveUpError) Error() string {
 	return fmt.Sprintf("sagecomm: rendezvous %s: rank 0, which reads for all ranks what each has written, gave up: %s", e.Prefix, e.Reason)
@@ -60,8 +63,14 @@ func (r *round) writeRoster() ([][]byte, error) {
 	if err != nil && ended < 0 {
 		var over *OvertakenError
 		if !errors.As(err, &over) { // else the others are to follow, and find by themselves that rank 0 has gone on
-			_ = r.store.Set(k, append([]byte{rosterGaveUp}, cut(err.Error())...))
+			r.tellGivingUp(err)
 		}
+		return nil, err
+	}
+	if r.lost != nil { // ranks that are not there may come yet
+		r.tellGivingUp(r.lost)
+		next := absent(found)
+		_, err := r.result(found, next[:1], len(next)-1)
 		return nil, err
 	}
 	var text []byte
@@ -87,6 +96,11 @@ func (r *round) writeRoster() ([][]byte, error) {
 		return nil, err
 	}
 	return r.result(found, absent(found), 0)
+}
+
+// tellGivingUp writes in the place of the roster why rank 0 has none, if it can.
+func (r *round) tellGivingUp(why error) {
+	_ = r.store.Set(rosterKey(r.prefix), append([]byte{rosterGaveUp}, failure(why)...))
 }
 
 func appendRecord(text, record []byte) []byte {
@@ -166,7 +180,12 @@ func (r *round) readRoster() ([][]byte, error) {
 		}
 		return r.lookAround(looks)
 	case rosterGaveUp:
-		return nil, &GaveUpError{r.prefix, string(content)}
+		if len(content) > 0 {
+			if told := readFailure(0, content); told != nil {
+				return nil, &GaveUpError{r.prefix, told.Reason, told.Detail}
+			}
+		}
+		return nil, r.foreign(k, text)
 	}
 	if failed := readFailure(0, text); failed != nil {
 		return nil, r.failed(nil, *failed)

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -461,7 +462,7 @@ func TestForeignRosters(t *testing.T) {
 		whole = appendRecord(whole, []byte{markValue})
 	}
 	for _, roster := range []string{"", "hello", "a", string(whole[:len(whole)-1]), string(whole) + "x", "a\x01x" + string(whole[3:]), "a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-		"e", "e\x00", "e\xff\x01\x01v", "e\x01\x05v", "e\x01\x01x"} {
+		"e", "e\x00", "e\xff\x01\x01v", "e\x01\x05v", "e\x01\x01x", "g", "gx", "gv"} {
 		s := newCountingStore()
 		require.NoError(t, s.Set(rosterKey("p"), []byte(roster)))
 		_, err := Exchange(s, "p", 1, size, ample, nil, nil)
@@ -572,7 +573,7 @@ func TestWatchfulStoreOfALargeGroupAsksSeldom(t *testing.T) {
 	for size, most := range map[int]int{mostDirect: 40, thousand: 3} {
 		synctest.Test(t, func(t *testing.T) {
 			asked := 0
-			s := Watchful(newCountingStore(), size, func() bool { return false }, func(int) error {
+			s := Watchful(newCountingStore(), size, nobodyLost, func(int) error {
 				asked++
 				return nil
 			})
@@ -582,4 +583,76 @@ func TestWatchfulStoreOfALargeGroupAsksSeldom(t *testing.T) {
 			require.LessOrEqual(t, asked, most)
 		})
 	}
+}
+
+// lossError is an error with a detail.
+type lossError struct{}
+
+func (lossError) Error() string  { return "rank 5 has died" }
+func (lossError) Detail() []byte { return []byte("5") }
+
+// Rank 0 notices that a rank has died while others are slow: all hear at once who has died, those that come later as well, and no rank that is alive is
+// named.
+func TestALossThatRankZeroNoticesIsTold(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		const size = 100
+		var lost atomic.Pointer[lossError]
+		time.AfterFunc(2*time.Second, func() { lost.Store(&lossError{}) })
+		began := time.Now()
+		for rank, err := range onRanks(size, func(rank int) error {
+			own := s
+			switch {
+			case rank == 0:
+				own = Watchful(s, size, func() error {
+					if why := lost.Load(); why != nil {
+						return why
+					}
+					return nil
+				}, nobodyAhead)
+			case rank == 5:
+				return nil
+			case rank >= 60:
+				time.Sleep(4 * time.Second)
+			}
+			err := Agree(own, "p", rank, size, time.Minute, nil)
+			if rank > 0 && rank < 60 && time.Since(began) > 3*time.Second {
+				t.Errorf("rank %d has waited for %v", rank, time.Since(began))
+			}
+			return err
+		}) {
+			switch rank {
+			case 0:
+				var late *TimeoutError
+				require.ErrorAs(t, err, &late)
+				require.Equal(t, []int{5}, late.Missing)
+				require.Equal(t, size-6, late.Unknown)
+			case 5:
+			default:
+				var gaveUp *GaveUpError
+				require.ErrorAs(t, err, &gaveUp, rank)
+				require.Equal(t, GaveUpError{"p", "rank 5 has died", []byte("5")}, *gaveUp)
+			}
+		}
+		require.Less(t, time.Since(began), 5*time.Second)
+	})
+}
+
+// A rank that is lost behind its record has given what the others need.
+func TestALossBehindAllRecordsIsNoFailure(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		const size = 100
+		come(t, s, "p", 5)
+		for rank, err := range onRanks(size, func(rank int) error {
+			switch rank {
+			case 0:
+				time.Sleep(time.Second)
+				return Agree(Watchful(s, size, func() error { return errLost }, nobodyAhead), "p", 0, size, time.Minute, nil)
+			case 5:
+				return nil
+			}
+			return Agree(s, "p", rank, size, time.Minute, nil)
+		}) {
+			require.NoError(t, err, rank)
+		}
+	})
 }
