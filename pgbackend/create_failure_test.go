@@ -38,7 +38,7 @@ func TestCulpritCrossesInARound(t *testing.T) {
 				}
 				require.ErrorContains(t, f, c.text)
 				// It passes that on to those that come later.
-				require.NoError(t, bootstrap.Abandon(store, "next", rank, telling(err)))
+				require.NoError(t, bootstrap.Abandon(store, "next", rank, 3, telling(err)))
 				told := bootstrap.Abandoned(store, "next", rank)
 				passed := readTold(told.Detail)
 				if (passed == nil) != (c.rank < 0) || passed != nil && passed.Rank != c.rank || told.Reason != err.Error() {
@@ -87,12 +87,12 @@ func TestWhyUnlinkedIsAskedOfAllRanks(t *testing.T) {
 		before := g.unlinked.Load()
 		g.askWhyUnlinked(store, "joined")
 		require.Same(t, before, g.unlinked.Load())
-		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, errors.New("sagecomm: no memory")))
+		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, 4, errors.New("sagecomm: no memory")))
 		g.askWhyUnlinked(store, "joined")
 		require.NoError(t, expect(g.unlinked.Load(), coll.System, fmt.Sprintf("rank %d (host , pid %d) does not make the group any more: no memory", gaveUp, 10+gaveUp)))
 		require.Equal(t, gaveUp, g.unlinked.Load().Rank)
 
-		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, telling(&coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"})))
+		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, 4, telling(&coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"})))
 		g.unlinked.Store(before)
 		g.askWhyUnlinked(store, "joined")
 		f := g.unlinked.Load()

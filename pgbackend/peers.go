@@ -104,7 +104,7 @@ func (m member) watch(me member) (*procwatch.Watcher, error) {
 func (g *Group) bereaved(err error) error {
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
-	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing) > 0) {
+	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0) {
 		return err
 	}
 	return cmp.Or(g.lost(), err)

@@ -31,7 +31,7 @@ type watchful struct {
 func (s watchful) Get(key string, timeout time.Duration) ([]byte, error) {
 	every := 1 + s.size/(mostDirect+1)
 	for deadline, slice := time.Now().Add(timeout), 1; ; slice++ {
-		wait := max(min(time.Until(deadline), watchSlice), time.Millisecond)
+		wait := max(min(time.Until(deadline), watchSlice), 0)
 		lost := s.lost() // asked before the key is read, so that a value that a rank wrote before it ended is found
 		if lost != nil {
 			wait = min(wait, probeTimeout(s.size))
