@@ -133,7 +133,8 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		return err
 	}
 	if g.own != nil {
-		// The file loses its name once all ranks have tried to map it, whatever the outcome.
+		// The file loses its name once this rank knows the outcome. All ranks have tried to map it then, whatever that is, unless the failure of rank 0
+		// of a large group has ended the round: then nobody joins, and who finds no file fails with that failure, too.
 		defer func() { _ = arena.Unlink() }()
 	}
 	// Ranks with different group sizes wait for different ranks, so the first difference must end the wait.
