@@ -8,9 +8,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if
-// ranks were missing, that of the ranks that failed (culprit), or of rank 0 if it gave up while the others waited for its roster, PeerFailure if the
-// store's process has ended, and Invalid otherwise.
+// CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is
+// Timeout if ranks were missing, that of the ranks that failed (culprit), or of rank 0 if it gave up while the others
+// waited for its roster, PeerFailure if the store's process has ended, and Invalid otherwise.
 func CreateFailure(name string, err error) *coll.Failure {
 	var known *coll.Failure
 	if errors.As(err, &known) {

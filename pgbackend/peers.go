@@ -110,8 +110,8 @@ func (g *Group) bereaved(err error) error {
 	return cmp.Or(g.lost(), err)
 }
 
-// lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link is lost.
-// It returns nil if there is none.
+// lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link
+// is lost. It returns nil if there is none.
 func (g *Group) lost() error {
 	if dead := g.life.dead(); len(dead) > 0 {
 		return g.diedMeanwhile(dead[0])

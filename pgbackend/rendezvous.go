@@ -74,7 +74,8 @@ func (g *Group) meet(c Config) error {
 		return nil
 	case !slices.Contains(methods, shmem.File):
 		return failed
-	case g.final || !errors.As(failed, &told) || len(told.Missing) > 0 || told.Unknown > 0: // peers may have joined, or have given up, or go on to the second try
+	case g.final || !errors.As(failed, &told) || len(told.Missing)+told.Unknown > 0:
+		// peers may have joined, or have given up, or go on to the second try
 		g.abandonTry(c.Store, secondTry, rounds[:1], failed)
 		return failed
 	}
@@ -133,8 +134,9 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		return err
 	}
 	if g.own != nil {
-		// The file loses its name once this rank knows the outcome. All ranks have tried to map it then, whatever that is, unless the failure of rank 0
-		// of a large group has ended the round: then nobody joins, and who finds no file fails with that failure, too.
+		// The file loses its name once this rank knows the outcome. All ranks have tried to map it then, whatever that
+		// is, unless the failure of rank 0 of a large group has ended the round: then nobody joins, and who finds no
+		// file fails with that failure, too.
 		defer func() { _ = arena.Unlink() }()
 	}
 	// Ranks with different group sizes wait for different ranks, so the first difference must end the wait.

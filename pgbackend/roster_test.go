@@ -81,8 +81,9 @@ func (s deadAt) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.MemStore.Get(key, timeout)
 }
 
-// dieInTheAddressRound makes a group of 66 ranks of which one dies at a key of the round in which they tell their addresses, and some before they tell
-// theirs, which nobody sees. Ranks 0, 1 and 5 are on one host, and one rank of that host sees the first death. It returns what each rank got.
+// dieInTheAddressRound makes a group of 66 ranks of which one dies at a key of the round in which they tell their
+// addresses, and some before they tell theirs, which nobody sees. Ranks 0, 1 and 5 are on one host, and one rank of
+// that host sees the first death. It returns what each rank got.
 func dieInTheAddressRound(t *testing.T, dying int, key string, witness int, unseen ...int) []error {
 	t.Helper()
 	const size = 66
@@ -101,7 +102,8 @@ func dieInTheAddressRound(t *testing.T, dying int, key string, witness int, unse
 	mem, errs := bootstrap.NewMemStore(), make([]error, size)
 	began := time.Now()
 	ranksOf(t, size, func(rank int) error {
-		c := Config{Rank: rank, Size: size, Name: t.Name(), Timeout: opTimeout, Store: mem, Lasting: mem, Options: options{"hostid": "b"}}
+		c := Config{Rank: rank, Size: size, Name: t.Name(), Timeout: opTimeout, Store: mem, Lasting: mem,
+			Options: options{"hostid": "b"}}
 		if rank == 0 || rank == 1 || rank == 5 {
 			c.Options = options{"hostid": "a"}
 		}
@@ -121,8 +123,8 @@ func dieInTheAddressRound(t *testing.T, dying int, key string, witness int, unse
 	return errs
 }
 
-// A rank dies while ranks of a large group tell their addresses. Only a rank of its host can see that. All name it, whether that rank is rank 0, which
-// reads for all, or not.
+// A rank dies while ranks of a large group tell their addresses. Only a rank of its host can see that. All name it,
+// whether that rank is rank 0, which reads for all, or not.
 func TestADeathInTheAddressRoundOfALargeGroup(t *testing.T) {
 	for _, witness := range []int{0, 1} {
 		for rank, err := range dieInTheAddressRound(t, 5, "/5", witness) {
@@ -136,7 +138,8 @@ func TestADeathInTheAddressRoundOfALargeGroup(t *testing.T) {
 	}
 }
 
-// Rank 0, which reads for all, dies there before it tells its address, or behind that. The others hear it from a rank of its host.
+// Rank 0, which reads for all, dies there before it tells its address, or behind that. The others hear it from a rank
+// of its host.
 func TestRankZeroDiesInTheAddressRoundOfALargeGroup(t *testing.T) {
 	for _, key := range []string{"/0", "/40"} {
 		for rank, err := range dieInTheAddressRound(t, 0, key, 1, 40) {
@@ -189,15 +192,16 @@ func (s heldReader) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.MemStore.Get(key, timeout)
 }
 
-// Rank 0 of a large group cannot map the memory of another rank, so nobody waits for those that have not tried yet. One of them tries when rank 0 has
-// given its memory back, and fails with the same error.
+// Rank 0 of a large group cannot map the memory of another rank, so nobody waits for those that have not tried yet. One
+// of them tries when rank 0 has given its memory back, and fails with the same error.
 func TestRankZeroOfALargeGroupFailsToAttach(t *testing.T) {
 	const size = 66
 	newWorld(t, 1) // the arena exists
 	before := inUse(t)
 	mem, errs, ended := bootstrap.NewMemStore(), make([]error, size), make(chan struct{})
 	ranksOf(t, size, func(rank int) error {
-		c := Config{Rank: rank, Size: size, Name: t.Name(), Timeout: opTimeout, Store: mem, Options: options{"shm_attach": "proc,scm"}}
+		c := Config{Rank: rank, Size: size, Name: t.Name(), Timeout: opTimeout, Store: mem,
+			Options: options{"shm_attach": "proc,scm"}}
 		switch rank {
 		case 0:
 			c.Store = &wrongControl{MemStore: mem}
@@ -251,7 +255,8 @@ func TestAnotherVersionInALargeGroupIsNamedAtOnce(t *testing.T) {
 	}
 }
 
-// A rank that has told its address later than rank 0 waited, and one that began later, accuse no other rank: they do not know how long it was silent.
+// A rank that has told its address later than rank 0 waited, and one that began later, accuse no other rank: they do
+// not know how long it was silent.
 func TestWhoIsLateInTheAddressRoundAccusesNobody(t *testing.T) {
 	const size = 66
 	for _, missing := range [][]int{{7, 9}, {9}} {
@@ -272,4 +277,21 @@ func TestWhoIsLateInTheAddressRoundAccusesNobody(t *testing.T) {
 		require.Equal(t, -1, f.Rank)
 		require.NotContains(t, f.Message, "its process has died")
 	}
+}
+
+// A rank that does not know who is missing, since nobody reads for all and a store that is asked for each key is not
+// asked for so many, names nobody.
+func TestWhoDoesNotKnowTheMissingAccusesNobody(t *testing.T) {
+	real := addressLimit
+	addressLimit = 10 * time.Millisecond
+	defer func() { addressLimit = real }()
+	const size = 66
+	store := bootstrap.NewMemStore()
+	for rank := range size - 1 {
+		require.NoError(t, store.Set(fmt.Sprint("p/", rank), []byte{'v'}))
+	}
+	g := &Group{name: "g", rank: 7, size: size, members: make([]member, size)}
+	f := CreateFailure("g", g.shareAddresses(store, "p", time.Hour, errDead))
+	require.NoError(t, expect(f, coll.System, "rank 7: this process is dead; ", "others were not looked for"))
+	require.Equal(t, -1, f.Rank)
 }

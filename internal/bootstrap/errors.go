@@ -18,16 +18,16 @@ type TimeoutError struct {
 }
 
 func (e *TimeoutError) Error() string {
-	who := fmt.Sprintf("%d of %d ranks have not arrived: %s%s", len(e.Missing), e.Size, ranks(e.Missing), unknown(e.Unknown))
+	who := fmt.Sprintf("%d of %d ranks have not arrived: %s", len(e.Missing), e.Size, ranks(e.Missing))
 	if len(e.Missing) == 0 {
-		who = fmt.Sprintf("rank 0 of %d has not written what it has read of all ranks%s", e.Size, unknown(e.Unknown))
+		who = fmt.Sprintf("rank 0 of %d has not written what it has read of all ranks", e.Size)
 	}
-	more := ""
+	more := unknown(e.Unknown)
 	if e.Late {
 		more += "; this rank came when the others no longer waited for it"
 	}
-	return fmt.Sprintf("sagecomm: rendezvous %s timed out after %v: %s%s; are they running, with the same store and the same world size?",
-		e.Prefix, e.Waited.Round(time.Millisecond), who, more)
+	const advice = "are they running, with the same store and the same world size?"
+	return fmt.Sprintf("sagecomm: rendezvous %s timed out after %v: %s%s; %s", e.Prefix, e.Waited.Round(time.Millisecond), who, more, advice)
 }
 
 // unknown writes that ranks were not looked for.
@@ -48,8 +48,8 @@ type RankFailure struct {
 	Detail []byte // of a [Detailed] error; nil: none was given
 }
 
-// FailedError names the ranks that failed, with their reasons. Unless ranks are missing, or were not looked for, it is the same on every
-// rank. It wraps no error, because a rank's own cause is known to that rank only.
+// FailedError names the ranks that failed, with their reasons. Unless ranks are missing, or were not looked for, it is
+// the same on every rank. It wraps no error, because a rank's own cause is known to that rank only.
 type FailedError struct {
 	Prefix  string
 	Size    int

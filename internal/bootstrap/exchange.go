@@ -32,11 +32,11 @@ func probeTimeout(size int) time.Duration {
 	return min(max(time.Second/time.Duration(size), 2*time.Millisecond), 10*time.Millisecond)
 }
 
-// Exchange gives every rank the values of all, in rank order. In a group of more than mostDirect ranks, rank 0 reads for all what each has written
-// (roster.go). When ranks do not arrive in time the error is a
-// [*TimeoutError] that names them; when ranks arrive with a failure instead of a value ([Abandon]) it is a
-// [*FailedError] with the reason of each, the same on all ranks. check sees each value of another rank as it comes: its error
-// ends the wait at once, as a [*FailedError] of this rank.
+// Exchange gives every rank the values of all, in rank order. In a group of more than mostDirect ranks, rank 0 reads
+// for all what each has written (roster.go). When ranks do not arrive in time the error is a [*TimeoutError] that names
+// them; when ranks arrive with a failure instead of a value ([Abandon]) it is a [*FailedError] with the reason of each,
+// the same on all ranks. check sees each value of another rank as it comes: its error ends the wait at once, as a
+// [*FailedError] of this rank.
 func Exchange(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(rank int, value []byte) error) ([][]byte, error) {
 	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...), check)
 }
@@ -51,8 +51,8 @@ func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duratio
 	return gather(store, prefix, rank, size, timeout, record, nil)
 }
 
-// Abandon takes the place of Exchange on a rank of size ranks that has nothing to contribute because of cause, so that the others
-// hear the reason instead of waiting for their timeout. It does not wait.
+// Abandon takes the place of Exchange on a rank of size ranks that has nothing to contribute because of cause, so that
+// the others hear the reason instead of waiting for their timeout. It does not wait.
 func Abandon(store Store, prefix string, rank, size int, cause error) error {
 	where := []string{key(prefix, rank)}
 	if rank == 0 && HasRoster(size) { // the others wait for its roster
@@ -138,8 +138,8 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
 	}
 	began := time.Now()
-	r := &round{store: store, prefix: prefix, rank: rank, size: size, mine: mine, check: check, began: began, deadline: began.Add(timeout),
-		grace: min(rosterGrace, timeout)}
+	r := &round{store: store, prefix: prefix, rank: rank, size: size, mine: mine, check: check,
+		began: began, deadline: began.Add(timeout), grace: min(rosterGrace, timeout)}
 	if err := store.Set(key(prefix, rank), mine); err != nil {
 		return nil, r.cannotWrite(key(prefix, rank), err)
 	}
@@ -153,8 +153,9 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 	return r.result(found, absent(found), 0)
 }
 
-// collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends the round with an error, ended
-// is its rank, and found has it; else ended is -1. In a large group it ends where the wait for a rank ends early, and sets lost.
+// collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends
+// the round with an error, ended is its rank, and found has it; else ended is -1. In a large group it ends where the
+// wait for a rank ends early, and sets lost.
 func (r *round) collect() (found [][]byte, ended int, err error) {
 	records, err := r.together()
 	if err != nil {
@@ -188,7 +189,8 @@ func (r *round) collect() (found [][]byte, ended int, err error) {
 	return found, -1, nil
 }
 
-// wait returns how long the store is to be asked for one rank. Behind the deadline it is asked once in a large group, where others wait for the roster.
+// wait returns how long the store is to be asked for one rank. Behind the deadline it is asked once in a large group,
+// where others wait for the roster.
 func (r *round) wait() time.Duration {
 	if r.size > mostDirect {
 		return max(time.Until(r.deadline), 0)
@@ -223,8 +225,8 @@ func absent(found [][]byte) (missing []int) {
 	return missing
 }
 
-// result returns the values of all ranks, or the error of those that failed or are missing. unknown ranks were not looked for. A failure takes
-// precedence over missing ranks, which may be late because of that.
+// result returns the values of all ranks, or the error of those that failed or are missing. unknown ranks were not
+// looked for. A failure takes precedence over missing ranks, which may be late because of that.
 func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, error) {
 	values := make([][]byte, r.size)
 	var failed []RankFailure

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// This file holds the rounds of groups of more than mostDirect ranks. If each rank read the record of each other one, the store would answer N^2
-// requests. So rank 0 alone reads them, and writes them under one key, as the roster, which the others read. Where it writes none in time, one of them,
-// the deputy, does so in its place.
+// This file holds the rounds of groups of more than mostDirect ranks. If each rank read the record of each other one,
+// the store would answer N^2 requests. So rank 0 alone reads them, and writes them under one key, as the roster, which
+// the others read. Where it writes none in time, one of them, the deputy, does so in its place.
 
 // mostDirect is the largest number of ranks of which each reads the records of all others.
 const mostDirect = 64
@@ -26,16 +26,17 @@ const (
 const (
 	// mostRoster bounds the bytes of a roster. torch's TCPStore ends the connection over which a value of more than 8 MiB comes.
 	mostRoster = 4 << 20
-	// rosterGrace is how much later than its deadline a rank stops waiting for the roster, in which rank 0 names those that are missing at its own, and
-	// deputyGrace how much later than that it stops waiting for the deputy's.
+	// rosterGrace is how much later than its deadline a rank stops waiting for the roster, in which rank 0 names those
+	// that are missing at its own, and deputyGrace how much later than that it stops waiting for the deputy's.
 	rosterGrace = 500 * time.Millisecond
 	deputyGrace = 400 * time.Millisecond
-	// deputies are the ranks of which the first that has come is the deputy. They are far apart: a host that is missing may have many ranks.
+	// deputies are the ranks of which the first that has come is the deputy. They are far apart: a host that is missing
+	// may have many ranks.
 	deputies = 8
 	// mostLooks bounds the requests of a rank that looks for the others by itself because there is no roster in time. All ranks may do so at once.
 	mostLooks = 48
-	// firstLook is how long a rank waits for the roster before it looks for the first time whether all have come, so that rank 0 must have ended or be
-	// stopped, and rosterPause how long rank 0 has had then for the roster.
+	// firstLook is how long a rank waits for the roster before it looks for the first time whether all have come, so
+	// that rank 0 must have ended or be stopped, and rosterPause how long rank 0 has had then for the roster.
 	firstLook   = 5 * time.Second
 	rosterPause = time.Second
 )
@@ -46,8 +47,9 @@ func HasRoster(size int) bool { return size > mostDirect }
 // rosterKey is the key of the roster of rank 0, or of a deputy. It ends with the rank that writes it: see Watchful.
 func rosterKey(prefix string, writer int) string { return key(prefix+"/roster", writer) }
 
-// GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value: it was interrupted, or has noticed
-// that a rank is lost. Unlike a [*FailedError] it does not prove that all ranks fail: some may have read the values by themselves.
+// GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value: it
+// was interrupted, or has noticed that a rank is lost. Unlike a [*FailedError] it does not prove that all ranks fail:
+// some may have read the values by themselves.
 type GaveUpError struct {
 	Prefix, Reason string
 	Detail         []byte // of a [Detailed] error; nil: none was given
@@ -169,8 +171,9 @@ func (r *round) readRoster() ([][]byte, error) {
 	return r.read(0, text)
 }
 
-// awaitRoster returns the roster of rank 0, or the records of all ranks if they are there and the roster does not come. The store that answers for
-// many keys at once is asked for them more and more seldom: values cross only when all are there.
+// awaitRoster returns the roster of rank 0, or the records of all ranks if they are there and the roster does not come.
+// The store that answers for many keys at once is asked for them more and more seldom: values cross only when all are
+// there.
 func (r *round) awaitRoster(k string) (text []byte, found [][]byte, err error) {
 	many, _ := r.store.(ManyGetter)
 	until := r.deadline.Add(r.grace)
@@ -214,7 +217,8 @@ func (r *round) goOn(found [][]byte, missing []int, unknown int) ([][]byte, erro
 	return r.result(found, missing, unknown)
 }
 
-// withoutRoster returns the outcome of a round in which rank 0 has written no roster in time, or the wait for it has ended early.
+// withoutRoster returns the outcome of a round in which rank 0 has written no roster in time, or the wait for it has
+// ended early.
 func (r *round) withoutRoster(late error) ([][]byte, error) {
 	if errors.As(late, new(*endedEarly)) {
 		return r.lookAround(mostLooks)

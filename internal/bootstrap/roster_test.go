@@ -217,8 +217,9 @@ func contains(list []int, n int) bool {
 	return false
 }
 
-// Half of a group is missing, as where a job has started on half of its hosts. Every rank names all that are missing in time, though each request takes
-// some: rank 0 does so for all, or where it is missing too, or comes later than the others, a deputy.
+// Half of a group is missing, as where a job has started on half of its hosts. Every rank names all that are missing in
+// time, though each request takes some: rank 0 does so for all, or where it is missing too, or comes later than the
+// others, a deputy.
 func TestHalfOfALargeGroupIsMissing(t *testing.T) {
 	const size = 500
 	for _, c := range []struct{ from, to int }{{size / 2, size}, {0, size / 2}, {1, size / 2}} {
@@ -280,8 +281,8 @@ func TestTheDeputyNamesWhoIsMissingAndWhoFails(t *testing.T) {
 	})
 }
 
-// Where neither rank 0 nor the deputy reads for all, requests are bounded all the same, and the error does not claim to be complete. A rank that has come
-// is not named.
+// Where neither rank 0 nor the deputy reads for all, requests are bounded all the same, and the error does not claim to
+// be complete. A rank that has come is not named.
 func TestLooksForTheMissingAreBounded(t *testing.T) {
 	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
 		come(t, s, "p", 0, 1) // and have ended
@@ -313,8 +314,8 @@ func TestLooksForTheMissingAreBounded(t *testing.T) {
 	})
 }
 
-// Rank 0 has come, and writes no roster: it is dead or stopped. The others have read what all have written by themselves, and soon, and the next round
-// names it. One that begins when the time is up has no time of its own.
+// Rank 0 has come, and writes no roster: it is dead or stopped. The others have read what all have written by
+// themselves, and soon, and the next round names it. One that begins when the time is up has no time of its own.
 func TestRankZeroEndsBeforeItsRoster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		counts := newCountingStore()
@@ -327,7 +328,9 @@ func TestRankZeroEndsBeforeItsRoster(t *testing.T) {
 		require.Equal(t, firstLook+rosterPause, time.Since(began))
 		require.LessOrEqual(t, counts.requests, 4*thousand)
 		began = time.Now()
-		for _, err := range onRanks(thousand-1, func(i int) error { return Agree(s, "next", i+1, thousand, time.Millisecond, nil) }) {
+		for _, err := range onRanks(thousand-1, func(i int) error {
+			return Agree(s, "next", i+1, thousand, time.Millisecond, nil)
+		}) {
 			requireMissing(t, err, 0)
 		}
 		require.Less(t, time.Since(began), 10*time.Millisecond)
@@ -364,7 +367,8 @@ func TestRankZeroHasTimeForItsRoster(t *testing.T) {
 	})
 }
 
-// Nobody uses the values of a round in which ranks are missing, or have failed: the roster, which all read at the end of the time, is short.
+// Nobody uses the values of a round in which ranks are missing, or have failed: the roster, which all read at the end
+// of the time, is short.
 func TestValuesAreLeftOutOfTheRosterOfARoundThatFails(t *testing.T) {
 	for _, failed := range []map[int]error{nil, {7: errors.New("no memory")}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -724,8 +728,8 @@ type lossError struct{}
 func (lossError) Error() string  { return "rank 5 has died" }
 func (lossError) Detail() []byte { return []byte("5") }
 
-// Rank 0 notices that a rank has died while others are slow: all hear at once who has died, those that come later as well, and no rank that is alive is
-// named.
+// Rank 0 notices that a rank has died while others are slow: all hear at once who has died, those that come later as
+// well, and no rank that is alive is named.
 func TestALossThatRankZeroNoticesIsTold(t *testing.T) {
 	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
 		const size = 100
@@ -787,5 +791,28 @@ func TestALossBehindAllRecordsIsNoFailure(t *testing.T) {
 		}) {
 			require.NoError(t, err, rank)
 		}
+	})
+}
+
+// A rank 0 that has abandoned a round has no other roster than its reason.
+func TestTheFailureOfRankZeroIsItsRoster(t *testing.T) {
+	s := newCountingStore()
+	require.NoError(t, s.Set("p/0", failure(errors.New("no memory"))))
+	_, err := Exchange(s, "p", 1, thousand, time.Hour, nil, anyValue)
+	require.EqualError(t, err, "sagecomm: rendezvous p: 1 of 1000 ranks failed; rank 0: no memory")
+}
+
+// A rank that could be the deputy has lost a rank, and waits no longer, while others come: it tells nobody that these
+// are missing.
+func TestWhoseWaitEndsEarlyIsNoDeputy(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		const size = 100
+		come(t, s, "p", 0)
+		lost := func() error { return errLost }
+		err := Agree(Watchful(s, size, lost, nobodyAhead), "p", 1, size, time.Minute, nil)
+		require.ErrorAs(t, err, new(*TimeoutError))
+		require.NotContains(t, counts.values, rosterKey("p", 1))
+		require.ErrorAs(t, Agree(s, "p", 1, size, time.Second, nil), new(*TimeoutError)) // where the time is up it does
+		require.Contains(t, counts.values, rosterKey("p", 1))
 	})
 }

@@ -10,9 +10,10 @@ import (
 // watchSlice is the time after which a waiting [Watchful] store asks again whether it should go on waiting.
 const watchSlice = 250 * time.Millisecond
 
-// Watchful returns a store whose waits end early: with ErrTimeout once lost returns why one of size ranks is lost, or with
-// the error that ahead returns for the rank of the key. A value that was written before is still found. In a large group ahead is asked more seldom,
-// since it asks the store.
+// Watchful returns a store whose waits end early: with ErrTimeout once lost returns why one of size ranks is lost, or
+// with the error that ahead returns for the rank of the key. A value that was written before is still found. In a large
+// group ahead is asked more seldom, since it asks the store: with 1,000 ranks after each 4 s of a wait, so never in a
+// shorter one.
 func Watchful(store Store, size int, lost func() error, ahead func(rank int) error) Store {
 	s := watchful{store, size, lost, ahead}
 	if many, ok := store.(ManyGetter); ok {
