@@ -171,11 +171,12 @@ func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.
 	}
 	// Ranks of other hosts cannot see a death on this one.
 	for _, rank := range g.life.dead() {
-		if slices.Contains(late.Missing, rank) {
-			_ = bootstrap.Abandon(store, prefix, rank, telling(g.diedMeanwhile(rank)))
+		if slices.Contains(late.Missing, rank) || rank == 0 && bootstrap.HasRoster(g.size) {
+			_ = bootstrap.Abandon(store, prefix, rank, g.size, telling(g.diedMeanwhile(rank)))
 		}
 	}
-	if len(g.life.dead()) > 0 || limit < addressLimit {
+	// Who began later than rank 0, whose roster names the missing ranks, cannot tell how long those have been silent.
+	if len(g.life.dead()) > 0 || limit < addressLimit || late.Late || late.Waited < limit*9/10 || len(late.Missing) == 0 {
 		return err
 	}
 	rank := late.Missing[0]

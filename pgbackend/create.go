@@ -88,7 +88,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g = &Group{process: p, birth: c.birth, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
-		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() bool { return len(g.life.dead()) > 0 || g.unlinked.Load() != nil },
+		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return telling(g.lost()) },
 			func(rank int) error {
 				return errors.Join(c.birth.twice(c.Rank), epochs.Twice(epoch), epochs.Overtaken(rank, epoch))
 			})

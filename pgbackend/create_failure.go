@@ -8,8 +8,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is Timeout if
-// ranks were missing, that of the ranks that failed (culprit), System if rank 0 gave up while the others waited for its roster, PeerFailure if the store's process has ended, and Invalid otherwise.
+// CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is
+// Timeout if ranks were missing, that of the ranks that failed (culprit), or of rank 0 if it gave up while the others
+// waited for its roster, PeerFailure if the store's process has ended, and Invalid otherwise.
 func CreateFailure(name string, err error) *coll.Failure {
 	var known *coll.Failure
 	if errors.As(err, &known) {
@@ -24,6 +25,9 @@ func CreateFailure(name string, err error) *coll.Failure {
 		f.Status = coll.Timeout
 	case errors.As(err, &gaveUp):
 		f.Status = coll.System
+		if told := readTold(gaveUp.Detail); told != nil {
+			told.giveTo(f)
+		}
 	case errors.As(err, &ranks):
 		f.Status = coll.System
 		if told := culprit(ranks.Failed); told != nil {
@@ -69,20 +73,33 @@ func telling(err error) error {
 			return tellingError{err, *told}
 		}
 	}
+	var gaveUp *bootstrap.GaveUpError
+	if errors.As(err, &gaveUp) {
+		if told := readTold(gaveUp.Detail); told != nil {
+			return tellingError{err, *told}
+		}
+	}
 	return err
 }
 
 // forgetOwnCulprit takes this rank out of what others have told: where two ranks have lost each other, each names the other one, and no rank is the
 // culprit of its own error.
 func (g *Group) forgetOwnCulprit(err error) {
-	var ranks *bootstrap.FailedError
-	if !errors.As(err, &ranks) {
-		return
+	own := func(detail []byte) bool {
+		told := readTold(detail)
+		return told != nil && told.Rank == g.rank
 	}
-	for i := range ranks.Failed {
-		if told := readTold(ranks.Failed[i].Detail); told != nil && told.Rank == g.rank {
-			ranks.Failed[i].Detail = nil
+	var ranks *bootstrap.FailedError
+	if errors.As(err, &ranks) {
+		for i := range ranks.Failed {
+			if own(ranks.Failed[i].Detail) {
+				ranks.Failed[i].Detail = nil
+			}
 		}
+	}
+	var gaveUp *bootstrap.GaveUpError
+	if errors.As(err, &gaveUp) && own(gaveUp.Detail) {
+		gaveUp.Detail = nil
 	}
 }
 

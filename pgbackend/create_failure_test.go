@@ -38,7 +38,7 @@ func TestCulpritCrossesInARound(t *testing.T) {
 				}
 				require.ErrorContains(t, f, c.text)
 				// It passes that on to those that come later.
-				require.NoError(t, bootstrap.Abandon(store, "next", rank, telling(err)))
+				require.NoError(t, bootstrap.Abandon(store, "next", rank, 3, telling(err)))
 				told := bootstrap.Abandoned(store, "next", rank)
 				passed := readTold(told.Detail)
 				if (passed == nil) != (c.rank < 0) || passed != nil && passed.Rank != c.rank || told.Reason != err.Error() {
@@ -51,6 +51,12 @@ func TestCulpritCrossesInARound(t *testing.T) {
 	gaveUp := CreateFailure("g", fmt.Errorf("joined: %w", &bootstrap.GaveUpError{Prefix: "p", Reason: "interrupted"}))
 	require.NoError(t, expect(gaveUp, coll.System, "rendezvous p: rank 0, which reads", "gave up: interrupted"))
 	require.Equal(t, -1, gaveUp.Rank)
+	detail := telling(died).(bootstrap.Detailed).Detail()
+	lost := fmt.Errorf("joined: %w", &bootstrap.GaveUpError{Prefix: "p", Reason: died.Message, Detail: detail})
+	gaveUp = CreateFailure("g", lost)
+	require.NoError(t, expect(gaveUp, coll.PeerFailure, "gave up: sagecomm: rank 2 is lost"))
+	require.Equal(t, []any{2, 7, "host b"}, []any{gaveUp.Rank, gaveUp.PID, gaveUp.Host})
+	require.Equal(t, detail, telling(lost).(bootstrap.Detailed).Detail())
 	for _, detail := range []string{"", "x", `{"status":0,"rank":1}`, `{"status":-4,"rank":-1}`, `{"status":-400,"rank":0}`} {
 		require.Nil(t, readTold([]byte(detail)), detail)
 	}
@@ -61,6 +67,9 @@ func TestNoRankIsItsOwnCulprit(t *testing.T) {
 	detail := telling(&coll.Failure{Status: coll.PeerFailure, Rank: 1, PID: 6, Message: "rank 1 is lost"}).(bootstrap.Detailed).Detail()
 	for rank, want := range []int{1, -1, 1} {
 		err := fmt.Errorf("the links: %w", &bootstrap.FailedError{Prefix: "round", Size: 3, Failed: []bootstrap.RankFailure{{Rank: 0, Reason: "rank 1 is lost", Detail: detail}}})
+		(&Group{rank: rank}).forgetOwnCulprit(err)
+		require.Equal(t, want, CreateFailure("g", err).Rank, rank)
+		err = fmt.Errorf("the links: %w", &bootstrap.GaveUpError{Prefix: "round", Reason: "rank 1 is lost", Detail: detail})
 		(&Group{rank: rank}).forgetOwnCulprit(err)
 		require.Equal(t, want, CreateFailure("g", err).Rank, rank)
 	}
@@ -78,12 +87,12 @@ func TestWhyUnlinkedIsAskedOfAllRanks(t *testing.T) {
 		before := g.unlinked.Load()
 		g.askWhyUnlinked(store, "joined")
 		require.Same(t, before, g.unlinked.Load())
-		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, errors.New("sagecomm: no memory")))
+		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, 4, errors.New("sagecomm: no memory")))
 		g.askWhyUnlinked(store, "joined")
 		require.NoError(t, expect(g.unlinked.Load(), coll.System, fmt.Sprintf("rank %d (host , pid %d) does not make the group any more: no memory", gaveUp, 10+gaveUp)))
 		require.Equal(t, gaveUp, g.unlinked.Load().Rank)
 
-		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, telling(&coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"})))
+		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, 4, telling(&coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"})))
 		g.unlinked.Store(before)
 		g.askWhyUnlinked(store, "joined")
 		f := g.unlinked.Load()

@@ -1,6 +1,7 @@
 package pgbackend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,19 +102,24 @@ func (m member) watch(me member) (*procwatch.Watcher, error) {
 // bereaved returns the error of a rendezvous during which peers have died. It names their deaths instead of the ranks that
 // did not come in time, because a death cuts the wait short and may have delayed those ranks.
 func (g *Group) bereaved(err error) error {
-	dead := g.life.dead()
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
-	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing) > 0) {
+	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0) {
 		return err
 	}
-	if unlinked := g.unlinked.Load(); len(dead) == 0 && unlinked != nil {
+	return cmp.Or(g.lost(), err)
+}
+
+// lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link
+// is lost. It returns nil if there is none.
+func (g *Group) lost() error {
+	if dead := g.life.dead(); len(dead) > 0 {
+		return g.diedMeanwhile(dead[0])
+	}
+	if unlinked := g.unlinked.Load(); unlinked != nil {
 		return unlinked
 	}
-	if len(dead) == 0 {
-		return err
-	}
-	return g.diedMeanwhile(dead[0])
+	return nil
 }
 
 // diedMeanwhile returns the failure of a group whose rank has died, or cannot be reached any more, while the group was made.

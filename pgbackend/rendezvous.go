@@ -40,7 +40,7 @@ var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
 // abandonTry tells the other ranks in some rounds of a try why this rank does not come, which spares them their timeout.
 func (g *Group) abandonTry(store bootstrap.Store, try string, in []string, why error) {
 	for _, round := range in {
-		if bootstrap.Abandon(store, g.keys+try+round, g.rank, telling(why)) != nil {
+		if bootstrap.Abandon(store, g.keys+try+round, g.rank, g.size, telling(why)) != nil {
 			return // the store is gone
 		}
 	}
@@ -74,7 +74,8 @@ func (g *Group) meet(c Config) error {
 		return nil
 	case !slices.Contains(methods, shmem.File):
 		return failed
-	case g.final || !errors.As(failed, &told) || len(told.Missing) > 0: // peers may have joined, or have given up, or go on to the second try
+	case g.final || !errors.As(failed, &told) || len(told.Missing)+told.Unknown > 0:
+		// peers may have joined, or have given up, or go on to the second try
 		g.abandonTry(c.Store, secondTry, rounds[:1], failed)
 		return failed
 	}
@@ -133,13 +134,19 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 		return err
 	}
 	if g.own != nil {
-		// The file loses its name once all ranks have tried to map it, whatever the outcome.
+		// The file loses its name once this rank knows the outcome. All ranks have tried to map it then, whatever that
+		// is, unless the failure of rank 0 of a large group has ended the round: then nobody joins, and who finds no
+		// file fails with that failure, too.
 		defer func() { _ = arena.Unlink() }()
 	}
 	// Ranks with different group sizes wait for different ranks, so the first difference must end the wait.
 	check := func(rank int, value []byte) error {
 		var m member
-		if json.Unmarshal(value, &m) != nil || m.Setup.Size == g.size || m.Setup.Protocol != protocolVersion {
+		if json.Unmarshal(value, &m) != nil {
+			return nil // introduce reports that
+		}
+		// Versions may differ in how a large group meets.
+		if same := m.Setup.Protocol == protocolVersion; same && m.Setup.Size == g.size || !same && !bootstrap.HasRoster(g.size) {
 			return nil // introduce reports the other differences
 		}
 		g.final = true

@@ -150,7 +150,7 @@ func TestAbandonReachesTheOthersBeforeTheirTimeout(t *testing.T) {
 		began := time.Now()
 		errs := onRanks(3, func(rank int) error {
 			if rank == 1 {
-				return Abandon(s, "p", 1, errors.New("memfd_create: too many open files"))
+				return Abandon(s, "p", 1, 3, errors.New("memfd_create: too many open files"))
 			}
 			_, err := Exchange(s, "p", rank, 3, ample, []byte("x"), anyValue)
 			return err
@@ -224,7 +224,7 @@ func TestADefectiveStoreIsNoTimeout(t *testing.T) {
 	if _, err = Exchange(bad, "p", 0, 2, ample, nil, anyValue); err == nil || !strings.Contains(err.Error(), "cannot write to the store (key p/0): read only") {
 		t.Error(err)
 	}
-	if err = Abandon(bad, "p", 0, errors.New("x")); err == nil || !strings.Contains(err.Error(), "read only") {
+	if err = Abandon(bad, "p", 0, 2, errors.New("x")); err == nil || !strings.Contains(err.Error(), "read only") {
 		t.Error(err)
 	}
 }

@@ -12,21 +12,30 @@ type TimeoutError struct {
 	Prefix  string
 	Size    int
 	Missing []int // in rising order
-	Unknown int   // ranks that were not looked for, in a large group
+	Unknown int   // ranks that were not looked for, in a group in which rank 0 has written no roster in time
 	Waited  time.Duration
 	Late    bool // this rank is one of those missing: it came when the others no longer waited
 }
 
 func (e *TimeoutError) Error() string {
-	more := ""
-	if e.Unknown > 0 {
-		more = fmt.Sprintf("; %d others were not looked for", e.Unknown)
+	who := fmt.Sprintf("%d of %d ranks have not arrived: %s", len(e.Missing), e.Size, ranks(e.Missing))
+	if len(e.Missing) == 0 {
+		who = fmt.Sprintf("rank 0 of %d has not written what it has read of all ranks", e.Size)
 	}
+	more := unknown(e.Unknown)
 	if e.Late {
 		more += "; this rank came when the others no longer waited for it"
 	}
-	return fmt.Sprintf("sagecomm: rendezvous %s timed out after %v: %d of %d ranks have not arrived: %s%s; are they running, with the same store and the same world size?",
-		e.Prefix, e.Waited.Round(time.Millisecond), len(e.Missing), e.Size, ranks(e.Missing), more)
+	const advice = "are they running, with the same store and the same world size?"
+	return fmt.Sprintf("sagecomm: rendezvous %s timed out after %v: %s%s; %s", e.Prefix, e.Waited.Round(time.Millisecond), who, more, advice)
+}
+
+// unknown writes that ranks were not looked for.
+func unknown(ranks int) string {
+	if ranks == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d others were not looked for", ranks)
 }
 
 // Unwrap returns ErrTimeout.
@@ -39,13 +48,14 @@ type RankFailure struct {
 	Detail []byte // of a [Detailed] error; nil: none was given
 }
 
-// FailedError names the ranks that failed, with their reasons. Unless ranks are missing it is the same on every rank. It wraps
-// no error, because a rank's own cause is known to that rank only.
+// FailedError names the ranks that failed, with their reasons. Unless ranks are missing, or were not looked for, it is
+// the same on every rank. It wraps no error, because a rank's own cause is known to that rank only.
 type FailedError struct {
 	Prefix  string
 	Size    int
 	Failed  []RankFailure // in rising order of ranks
 	Missing []int         // ranks that had not arrived either when the time was up
+	Unknown int           // as of a TimeoutError
 }
 
 func (e *FailedError) Error() string {
@@ -69,6 +79,7 @@ func (e *FailedError) Error() string {
 	if len(e.Missing) > 0 {
 		fmt.Fprintf(&b, "; %s not arrived", ranks(e.Missing))
 	}
+	b.WriteString(unknown(e.Unknown))
 	return b.String()
 }
 

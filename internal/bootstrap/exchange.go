@@ -32,11 +32,11 @@ func probeTimeout(size int) time.Duration {
 	return min(max(time.Second/time.Duration(size), 2*time.Millisecond), 10*time.Millisecond)
 }
 
-// Exchange gives every rank the values of all, in rank order. In a group of more than mostDirect ranks, rank 0 reads for all what each has written
-// (roster.go). When ranks do not arrive in time the error is a
-// [*TimeoutError] that names them; when ranks arrive with a failure instead of a value ([Abandon]) it is a
-// [*FailedError] with the reason of each, the same on all ranks. check sees each value of another rank as it comes: its error
-// ends the wait at once, as a [*FailedError] of this rank.
+// Exchange gives every rank the values of all, in rank order. In a group of more than mostDirect ranks, rank 0 reads
+// for all what each has written (roster.go). When ranks do not arrive in time the error is a [*TimeoutError] that names
+// them; when ranks arrive with a failure instead of a value ([Abandon]) it is a [*FailedError] with the reason of each,
+// the same on all ranks. check sees each value of another rank as it comes: its error ends the wait at once, as a
+// [*FailedError] of this rank.
 func Exchange(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(rank int, value []byte) error) ([][]byte, error) {
 	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...), check)
 }
@@ -51,12 +51,12 @@ func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duratio
 	return gather(store, prefix, rank, size, timeout, record, nil)
 }
 
-// Abandon takes the place of Exchange on a rank that has nothing to contribute because of cause, so that the others
-// hear the reason instead of waiting for their timeout. It does not wait.
-func Abandon(store Store, prefix string, rank int, cause error) error {
+// Abandon takes the place of Exchange on a rank of size ranks that has nothing to contribute because of cause, so that
+// the others hear the reason instead of waiting for their timeout. It does not wait.
+func Abandon(store Store, prefix string, rank, size int, cause error) error {
 	where := []string{key(prefix, rank)}
-	if rank == 0 { // in a large group the others wait for its roster
-		where = append(where, rosterKey(prefix))
+	if rank == 0 && HasRoster(size) { // the others wait for its roster
+		where = append(where, rosterKey(prefix, 0))
 	}
 	for _, k := range where {
 		if err := store.Set(k, failure(cause)); err != nil {
@@ -127,6 +127,8 @@ type round struct {
 	check      func(rank int, value []byte) error // nil: every value will do
 	began      time.Time
 	deadline   time.Time
+	grace      time.Duration // how long after the deadline the round may wait for a roster
+	lost       error         // why the wait for a rank of a large group has ended early: see Watchful
 }
 
 // gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure, because the
@@ -136,7 +138,8 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
 	}
 	began := time.Now()
-	r := &round{store: store, prefix: prefix, rank: rank, size: size, mine: mine, check: check, began: began, deadline: began.Add(timeout)}
+	r := &round{store: store, prefix: prefix, rank: rank, size: size, mine: mine, check: check,
+		began: began, deadline: began.Add(timeout), grace: min(rosterGrace, timeout)}
 	if err := store.Set(key(prefix, rank), mine); err != nil {
 		return nil, r.cannotWrite(key(prefix, rank), err)
 	}
@@ -150,8 +153,9 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 	return r.result(found, absent(found), 0)
 }
 
-// collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends the round with an error, ended
-// is its rank, and found has it; else ended is -1.
+// collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends
+// the round with an error, ended is its rank, and found has it; else ended is -1. In a large group it ends where the
+// wait for a rank ends early, and sets lost.
 func (r *round) collect() (found [][]byte, ended int, err error) {
 	records, err := r.together()
 	if err != nil {
@@ -165,7 +169,11 @@ func (r *round) collect() (found [][]byte, ended int, err error) {
 		case records != nil:
 			record = records[peer]
 		default:
-			record, err = r.store.Get(key(r.prefix, peer), max(time.Until(r.deadline), probeTimeout(r.size)))
+			record, err = r.store.Get(key(r.prefix, peer), r.wait())
+			if early := (*endedEarly)(nil); r.size > mostDirect && errors.As(err, &early) {
+				r.lost = early.why
+				return found, -1, nil
+			}
 			if errors.Is(err, ErrTimeout) {
 				continue
 			}
@@ -181,6 +189,15 @@ func (r *round) collect() (found [][]byte, ended int, err error) {
 	return found, -1, nil
 }
 
+// wait returns how long the store is to be asked for one rank. Behind the deadline it is asked once in a large group,
+// where others wait for the roster.
+func (r *round) wait() time.Duration {
+	if r.size > mostDirect {
+		return max(time.Until(r.deadline), 0)
+	}
+	return max(time.Until(r.deadline), probeTimeout(r.size))
+}
+
 // look returns the error with which the record of a rank ends the round at once, nil as a rule.
 func (r *round) look(peer int, record []byte) error {
 	switch {
@@ -189,7 +206,7 @@ func (r *round) look(peer int, record []byte) error {
 			return nil
 		}
 		if err := r.check(peer, record[1:]); err != nil {
-			return r.failed(nil, RankFailure{Rank: r.rank, Reason: err.Error()})
+			return r.failed(RankFailure{Rank: r.rank, Reason: err.Error()})
 		}
 		return nil
 	case len(record) > 0 && readFailure(peer, record) != nil:
@@ -208,7 +225,8 @@ func absent(found [][]byte) (missing []int) {
 	return missing
 }
 
-// result returns the values of all ranks, or the error of those that failed or are missing. unknown ranks were not looked for.
+// result returns the values of all ranks, or the error of those that failed or are missing. unknown ranks were not
+// looked for. A failure takes precedence over missing ranks, which may be late because of that.
 func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, error) {
 	values := make([][]byte, r.size)
 	var failed []RankFailure
@@ -222,7 +240,7 @@ func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, er
 	}
 	switch {
 	case len(failed) > 0:
-		return nil, r.failed(missing, failed...)
+		return nil, &FailedError{Prefix: r.prefix, Size: r.size, Failed: failed, Missing: missing, Unknown: unknown}
 	case len(missing) > 0 || unknown > 0:
 		return nil, &TimeoutError{Prefix: r.prefix, Size: r.size, Missing: missing, Unknown: unknown, Waited: time.Since(r.began), Late: slices.Contains(missing, r.rank)}
 	}
@@ -241,13 +259,18 @@ func (r *round) together() ([][]byte, error) {
 	if !ok || r.size == 1 || left <= 0 {
 		return nil, nil
 	}
+	return r.getAll(many, min(left, together))
+}
+
+// getAll returns the records of all peers, by rank, nil if they are not all there in time.
+func (r *round) getAll(many ManyGetter, timeout time.Duration) ([][]byte, error) {
 	keys := make([]string, 0, r.size-1)
 	for peer := range r.size {
 		if peer != r.rank {
 			keys = append(keys, key(r.prefix, peer))
 		}
 	}
-	found, err := many.GetMany(keys, min(left, together))
+	found, err := many.GetMany(keys, timeout)
 	switch {
 	case errors.Is(err, ErrTimeout):
 		return nil, nil
@@ -257,9 +280,9 @@ func (r *round) together() ([][]byte, error) {
 	return slices.Insert(found, r.rank, nil), nil
 }
 
-// failed returns the error of the round in which ranks have failed. It takes precedence over missing ranks, which may be late because of that.
-func (r *round) failed(missing []int, failed ...RankFailure) error {
-	return &FailedError{Prefix: r.prefix, Size: r.size, Failed: failed, Missing: missing}
+// failed returns the error of a round that the failure of one rank has ended.
+func (r *round) failed(failed RankFailure) error {
+	return &FailedError{Prefix: r.prefix, Size: r.size, Failed: []RankFailure{failed}}
 }
 
 func (r *round) cannotWrite(key string, err error) error {

@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"strconv"
 	"strings"
@@ -106,5 +107,60 @@ func FuzzRecords(f *testing.F) {
 		number, owner, _ := strings.Cut(string(begun), " ")
 		n, _ := strconv.Atoi(number)
 		require.True(t, last.number == n && n >= 1 && last.owner == owner, "%q is read as %v", begun, last)
+	})
+}
+
+// Whatever stands in the place of the roster, a rank has all values, or an error that is one of a rendezvous.
+func FuzzRosters(f *testing.F) {
+	const size = mostDirect + 1
+	whole, gap := []byte{rosterAll}, []byte{rosterAll}
+	for rank := range size {
+		whole = appendRecord(whole, []byte{markValue, byte(rank)})
+		gap = appendRecord(gap, [][]byte{{markValue}, {}, failure(errors.New("no memory"))}[rank%3])
+	}
+	f.Add(whole)
+	f.Add(gap)
+	f.Add(whole[:len(whole)-1])
+	f.Add(append(bytes.Clone(whole), 0))
+	f.Add(append(appendRecord([]byte{rosterEarly, 64}, []byte{markValue, 'x'}), "ranks 0 and 64 differ"...))
+	f.Add(append(appendRecord([]byte{rosterEarly, 200, 1}, []byte{markValue}), 'x'))
+	f.Add([]byte{rosterNone})
+	f.Add(append([]byte{rosterGaveUp}, failure(lossError{})...))
+	f.Add([]byte{rosterGaveUp})
+	f.Add(failure(errors.New("disk full")))
+	f.Add([]byte{rosterAll, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
+	f.Fuzz(func(t *testing.T, roster []byte) {
+		store := NewMemStore()
+		require.NoError(t, store.Set(rosterKey("p", 0), roster))
+		require.NoError(t, store.Set("p/0", []byte{markValue}))
+		check := func(rank int, value []byte) error {
+			if bytes.HasPrefix(value, []byte("x")) {
+				return fmt.Errorf("rank %d differs", rank)
+			}
+			return nil
+		}
+		values, err := Exchange(store, "p", 1, size, 0, []byte("m"), check)
+		if err == nil {
+			require.Len(t, values, size)
+			require.Equal(t, byte(rosterAll), roster[0])
+			return
+		}
+		require.Nil(t, values)
+		var failed *FailedError
+		var late *TimeoutError
+		var gaveUp *GaveUpError
+		switch {
+		case errors.As(err, &failed):
+			require.NotEmpty(t, failed.Failed)
+			for _, each := range failed.Failed {
+				require.True(t, each.Rank >= 0 && each.Rank < size)
+			}
+		case errors.As(err, &late):
+			require.Positive(t, len(late.Missing)+late.Unknown)
+		case errors.As(err, &gaveUp):
+			require.Equal(t, byte(rosterGaveUp), roster[0])
+		default:
+			require.Regexp(t, "^sagecomm: key p/(roster/0|[0-9]+) in the store holds .* use a fresh store or prefix$", err.Error())
+		}
 	})
 }

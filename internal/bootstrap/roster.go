@@ -4,11 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
-// This file has rounds of more than mostDirect ranks. If each rank read the record of each other one, the store would answer N^2 requests. So
-// rank 0 alone reads them, and writes them under one key, as the roster, which the others read.
+// This file holds the rounds of groups of more than mostDirect ranks. If each rank read the record of each other one,
+// the store would answer N^2 requests. So rank 0 alone reads them, and writes them under one key, as the roster, which
+// the others read. Where it writes none in time, one of them, the deputy, does so in its place.
 
 // mostDirect is the largest number of ranks of which each reads the records of all others.
 const mostDirect = 64
@@ -18,23 +20,40 @@ const (
 	rosterAll    = 'a' // the content is the records of all ranks in their order, each with its length before it; that of a rank that has not come is 0
 	rosterEarly  = 'e' // the content is a rank, its record, which ended the round, and rank 0's error
 	rosterNone   = 'n' // the store has refused the roster: each rank reads the records
-	rosterGaveUp = 'g' // the content is the error with which rank 0 has ended before it had a roster
+	rosterGaveUp = 'g' // the content is a record with the failure for which rank 0 has no roster
 )
 
 const (
 	// mostRoster bounds the bytes of a roster. torch's TCPStore ends the connection over which a value of more than 8 MiB comes.
 	mostRoster = 4 << 20
-	// rosterGrace is how much later than its deadline a rank stops waiting for the roster, in which rank 0 names those that are missing at its own.
+	// rosterGrace is how much later than its deadline a rank stops waiting for the roster, in which rank 0 names those
+	// that are missing at its own, and deputyGrace how much later than that it stops waiting for the deputy's.
 	rosterGrace = 500 * time.Millisecond
+	deputyGrace = 400 * time.Millisecond
+	// deputies are the ranks of which the first that has come is the deputy. They are far apart: a host that is missing
+	// may have many ranks.
+	deputies = 8
 	// mostLooks bounds the requests of a rank that looks for the others by itself because there is no roster in time. All ranks may do so at once.
 	mostLooks = 48
+	// firstLook is how long a rank waits for the roster before it looks for the first time whether all have come, so
+	// that rank 0 must have ended or be stopped, and rosterPause how long rank 0 has had then for the roster.
+	firstLook   = 5 * time.Second
+	rosterPause = time.Second
 )
 
-func rosterKey(prefix string) string { return prefix + "/roster/0" } // it ends with the rank that writes it: see Watchful
+// HasRoster reports whether rank 0 reads for all ranks of a group of this size what each has written.
+func HasRoster(size int) bool { return size > mostDirect }
 
-// GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value. Unlike a [*FailedError] it does
-// not prove that all ranks fail: some may have read the values by themselves.
-type GaveUpError struct{ Prefix, Reason string }
+// rosterKey is the key of the roster of rank 0, or of a deputy. It ends with the rank that writes it: see Watchful.
+func rosterKey(prefix string, writer int) string { return key(prefix+"/roster", writer) }
+
+// GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value: it
+// was interrupted, or has noticed that a rank is lost. Unlike a [*FailedError] it does not prove that all ranks fail:
+// some may have read the values by themselves.
+type GaveUpError struct {
+	Prefix, Reason string
+	Detail         []byte // of a [Detailed] error; nil: none was given
+}
 
 func (e *GaveUpError) Error() string {
 	return fmt.Sprintf("sagecomm: rendezvous %s: rank 0, which reads for all ranks what each has written, gave up: %s", e.Prefix, e.Reason)
@@ -49,28 +68,44 @@ func (r *round) roster() ([][]byte, error) {
 }
 
 func (r *round) writeRoster() ([][]byte, error) {
-	k := rosterKey(r.prefix)
+	k := rosterKey(r.prefix, 0)
 	if own := readFailure(0, r.mine); own != nil { // no rank waits for the others then, so all have the same error
 		if err := r.store.Set(k, r.mine); err != nil {
 			return nil, r.cannotWrite(k, err)
 		}
-		return nil, r.failed(nil, *own)
+		return nil, r.failed(*own)
 	}
 	found, ended, err := r.collect()
 	if err != nil && ended < 0 {
 		var over *OvertakenError
 		if !errors.As(err, &over) { // else the others are to follow, and find by themselves that rank 0 has gone on
-			_ = r.store.Set(k, append([]byte{rosterGaveUp}, cut(err.Error())...))
+			r.tellGivingUp(err)
 		}
 		return nil, err
 	}
+	if r.lost != nil { // ranks that are not there may come yet
+		r.tellGivingUp(r.lost)
+		next := absent(found)
+		_, err := r.result(found, next[:1], len(next)-1)
+		return nil, err
+	}
+	return r.publish(found, ended, err)
+}
+
+// publish writes as this rank's roster what collect has returned, and returns the outcome of the round.
+func (r *round) publish(found [][]byte, ended int, err error) ([][]byte, error) {
+	k, missing := rosterKey(r.prefix, r.rank), absent(found)
 	var text []byte
 	if ended >= 0 {
 		text = binary.AppendUvarint([]byte{rosterEarly}, uint64(ended))
 		text = append(appendRecord(text, found[ended]), cut(err.Error())...)
 	} else {
+		used := len(missing) == 0 && !slices.ContainsFunc(found, func(record []byte) bool { return record[0] != markValue })
 		text = []byte{rosterAll}
 		for _, record := range found {
+			if !used && len(record) > 0 && record[0] == markValue {
+				record = record[:1] // nobody uses the values
+			}
 			text = appendRecord(text, record)
 		}
 	}
@@ -86,7 +121,12 @@ func (r *round) writeRoster() ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.result(found, absent(found), 0)
+	return r.result(found, missing, 0)
+}
+
+// tellGivingUp writes in the place of the roster why rank 0 has none, if it can.
+func (r *round) tellGivingUp(why error) {
+	_ = r.store.Set(rosterKey(r.prefix, 0), append([]byte{rosterGaveUp}, failure(why)...))
 }
 
 func appendRecord(text, record []byte) []byte {
@@ -104,25 +144,128 @@ func cutRecord(text []byte) (record, rest []byte, ok bool) {
 
 func (r *round) readRoster() ([][]byte, error) {
 	if r.check != nil { // a rank 0 that takes part in a smaller group writes no roster
-		record, err := r.store.Get(key(r.prefix, 0), max(time.Until(r.deadline), probeTimeout(r.size)))
+		record, err := r.store.Get(key(r.prefix, 0), r.wait())
 		switch {
 		case errors.Is(err, ErrTimeout):
-			return r.lookAround(mostLooks)
+			return r.withoutRoster(err)
 		case err != nil:
 			return nil, r.cannotRead(key(r.prefix, 0), err)
 		}
 		if err := r.look(0, record); err != nil {
 			return nil, err
 		}
+		if failed := readFailure(0, record); failed != nil { // which is its roster, too
+			return nil, r.failed(*failed)
+		}
 	}
-	k := rosterKey(r.prefix)
-	text, err := r.store.Get(k, max(time.Until(r.deadline), 0)+rosterGrace)
+	k := rosterKey(r.prefix, 0)
+	text, found, err := r.awaitRoster(k)
 	switch {
 	case errors.Is(err, ErrTimeout):
-		return r.lookAround(mostLooks)
+		return r.withoutRoster(err)
 	case err != nil:
 		return nil, r.cannotRead(k, err)
-	case len(text) == 0:
+	case found != nil:
+		return r.goOn(found, nil, 0)
+	}
+	return r.read(0, text)
+}
+
+// awaitRoster returns the roster of rank 0, or the records of all ranks if they are there and the roster does not come.
+// The store that answers for many keys at once is asked for them more and more seldom: values cross only when all are
+// there.
+func (r *round) awaitRoster(k string) (text []byte, found [][]byte, err error) {
+	many, _ := r.store.(ManyGetter)
+	until := r.deadline.Add(r.grace)
+	for slice := firstLook; ; slice *= 2 {
+		left := max(time.Until(until), 0)
+		if found != nil {
+			slice = rosterPause
+		}
+		last := many == nil || slice >= left
+		if last {
+			slice = left
+		}
+		text, err = r.store.Get(k, slice)
+		if !errors.Is(err, ErrTimeout) || errors.As(err, new(*endedEarly)) {
+			return text, nil, err
+		}
+		if found != nil {
+			return nil, found, nil
+		}
+		if last {
+			return nil, nil, err
+		}
+		if found, err = r.getAll(many, 0); err != nil {
+			return nil, nil, err
+		}
+		if found != nil {
+			found[r.rank] = r.mine
+		}
+	}
+}
+
+// goOn returns the outcome of a round of which this rank has read the records by itself.
+func (r *round) goOn(found [][]byte, missing []int, unknown int) ([][]byte, error) {
+	for rank, record := range found {
+		if record != nil {
+			if err := r.look(rank, record); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return r.result(found, missing, unknown)
+}
+
+// withoutRoster returns the outcome of a round in which rank 0 has written no roster in time, or the wait for it has
+// ended early.
+func (r *round) withoutRoster(late error) ([][]byte, error) {
+	if errors.As(late, new(*endedEarly)) {
+		return r.lookAround(mostLooks)
+	}
+	if many, ok := r.store.(ManyGetter); ok {
+		found, err := r.getAll(many, 0)
+		if err != nil {
+			return nil, err
+		}
+		if found != nil {
+			found[r.rank] = r.mine
+			return r.goOn(found, nil, 0)
+		}
+	}
+	for i := range deputies {
+		deputy := 1 + i*(r.size-1)/deputies
+		if deputy == r.rank {
+			found, ended, err := r.collect()
+			if err != nil && ended < 0 {
+				return nil, err
+			}
+			return r.publish(found, ended, err)
+		}
+		_, err := r.store.Get(key(r.prefix, deputy), 0)
+		if errors.Is(err, ErrTimeout) {
+			continue
+		}
+		if err != nil {
+			return nil, r.cannotRead(key(r.prefix, deputy), err)
+		}
+		k := rosterKey(r.prefix, deputy)
+		text, err := r.store.Get(k, min(deputyGrace, r.grace))
+		switch {
+		case err == nil:
+			return r.read(deputy, text)
+		case !errors.Is(err, ErrTimeout):
+			return nil, r.cannotRead(k, err)
+		}
+		break
+	}
+	return r.lookAround(mostLooks)
+}
+
+// read returns the outcome of the round that a rank has written as its roster.
+func (r *round) read(writer int, text []byte) ([][]byte, error) {
+	k := rosterKey(r.prefix, writer)
+	if len(text) == 0 {
 		return nil, r.foreign(k, text)
 	}
 	content := text[1:]
@@ -158,7 +301,7 @@ func (r *round) readRoster() ([][]byte, error) {
 		if err := r.look(int(rank), record); err != nil {
 			return nil, err
 		}
-		return nil, r.failed(nil, RankFailure{Rank: 0, Reason: string(reason)})
+		return nil, r.failed(RankFailure{Rank: writer, Reason: string(reason)})
 	case rosterNone:
 		looks := mostLooks
 		if _, together := r.store.(ManyGetter); !together {
@@ -166,10 +309,15 @@ func (r *round) readRoster() ([][]byte, error) {
 		}
 		return r.lookAround(looks)
 	case rosterGaveUp:
-		return nil, &GaveUpError{r.prefix, string(content)}
+		if len(content) > 0 {
+			if told := readFailure(writer, content); told != nil {
+				return nil, &GaveUpError{r.prefix, told.Reason, told.Detail}
+			}
+		}
+		return nil, r.foreign(k, text)
 	}
-	if failed := readFailure(0, text); failed != nil {
-		return nil, r.failed(nil, *failed)
+	if failed := readFailure(writer, text); failed != nil {
+		return nil, r.failed(*failed)
 	}
 	return nil, r.foreign(k, text)
 }
@@ -181,17 +329,7 @@ func (r *round) lookAround(requests int) ([][]byte, error) {
 	if err := l.lookFor(0, r.size); err != nil {
 		return nil, err
 	}
-	for rank, record := range l.found {
-		if record != nil {
-			if err := r.look(rank, record); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if len(l.missing) == 0 && l.unknown > 0 {
-		l.missing = []int{0} // which has written no roster
-	}
-	return r.result(l.found, l.missing, l.unknown)
+	return r.goOn(l.found, l.missing, l.unknown)
 }
 
 // looking is a rank's look for records of all ranks.
@@ -235,14 +373,13 @@ func (l *looking) lookFor(from, to int) error {
 }
 
 func (l *looking) ask(from, to int) ([][]byte, error) {
-	wait := probeTimeout(l.size)
 	if to-from == 1 {
-		record, err := l.store.Get(key(l.prefix, from), wait)
+		record, err := l.store.Get(key(l.prefix, from), 0)
 		return [][]byte{record}, err
 	}
 	var keys []string
 	for rank := from; rank < to; rank++ {
 		keys = append(keys, key(l.prefix, rank))
 	}
-	return l.many.GetMany(keys, wait)
+	return l.many.GetMany(keys, 0)
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,8 @@ import (
 type countingStore struct {
 	set func(key string, value []byte) error // nil: it takes every value
 	get func(key string) error               // nil: it has no error
+
+	each time.Duration // that a request takes
 
 	mu       sync.Mutex
 	values   map[string][]byte
@@ -45,6 +48,7 @@ func (s *countingStore) Set(key string, value []byte) error {
 			return err
 		}
 	}
+	time.Sleep(s.each)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests++
@@ -56,6 +60,7 @@ func (s *countingStore) Set(key string, value []byte) error {
 }
 
 func (s *countingStore) Get(key string, timeout time.Duration) ([]byte, error) {
+	time.Sleep(s.each)
 	s.mu.Lock()
 	s.requests++
 	s.mu.Unlock()
@@ -93,6 +98,7 @@ func (s *countingStore) await(key string, over *time.Timer) ([]byte, error) {
 type countingManyStore struct{ *countingStore }
 
 func (s countingManyStore) GetMany(keys []string, timeout time.Duration) (values [][]byte, err error) {
+	time.Sleep(s.each)
 	s.mu.Lock()
 	s.requests++
 	s.mu.Unlock()
@@ -137,25 +143,25 @@ func errorsOf(s Store, size int, timeout time.Duration, failed map[int]error, ab
 	})
 }
 
-const thousand = 1000
+const hundreds, thousand = 300, 1000
 
 func TestLargeGroupsReadARoster(t *testing.T) {
 	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
-		for _, got := range onRanks(thousand, func(rank int) [][]byte {
+		for _, got := range onRanks(hundreds, func(rank int) [][]byte {
 			mine := bytes.Repeat([]byte{byte(rank)}, rank%3) // no bytes are a value, too
-			got, err := Exchange(s, "p", rank, thousand, ample, mine, anyValue)
+			got, err := Exchange(s, "p", rank, hundreds, ample, mine, anyValue)
 			if err != nil {
 				t.Errorf("rank %d: %v", rank, err)
 			}
 			return got
 		}) {
-			require.Len(t, got, thousand)
+			require.Len(t, got, hundreds)
 			for peer, value := range got {
 				require.Equal(t, bytes.Repeat([]byte{byte(peer)}, peer%3), append([]byte{}, value...))
 			}
 		}
-		require.LessOrEqual(t, counts.requests, 4*thousand)
-		require.LessOrEqual(t, counts.keys, 5*thousand)
+		require.LessOrEqual(t, counts.requests, 4*hundreds)
+		require.LessOrEqual(t, counts.keys, 5*hundreds)
 	})
 }
 
@@ -165,12 +171,12 @@ func TestSmallGroupsHaveNoRoster(t *testing.T) {
 		for rank, err := range errorsOf(s, mostDirect, ample, nil) {
 			require.NoError(t, err, rank)
 		}
-		require.NotContains(t, counts.values, rosterKey("p"))
+		require.NotContains(t, counts.values, rosterKey("p", 0))
 		require.Equal(t, mostDirect*(mostDirect-1), counts.keys)
 		for rank, err := range errorsOf(s, mostDirect+1, ample, nil) {
 			require.NoError(t, err, rank)
 		}
-		require.Contains(t, counts.values, rosterKey("p"))
+		require.Contains(t, counts.values, rosterKey("p", 0))
 	})
 }
 
@@ -185,18 +191,18 @@ func requireMissing(t *testing.T, err error, missing ...int) {
 
 // Whoever is missing is named by all others within the time-out and a second, and the store has few requests of each.
 func TestAllRanksOfALargeGroupNameTheMissing(t *testing.T) {
-	for _, missing := range [][]int{{700}, {0}, {999}, {0, 511}, {3, 64, 65, 998}} {
+	for _, missing := range [][]int{{200}, {0}, {0, 151}, {3, 64, 65, 298}} {
 		t.Run(fmt.Sprint(missing), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				counts := newCountingStore()
 				began := time.Now()
-				for rank, err := range errorsOf(countingManyStore{counts}, thousand, time.Minute, nil, missing...) {
+				for rank, err := range errorsOf(countingManyStore{counts}, hundreds, time.Minute, nil, missing...) {
 					if !contains(missing, rank) {
 						requireMissing(t, err, missing...)
 					}
 				}
 				require.Less(t, time.Since(began), time.Minute+time.Second)
-				require.LessOrEqual(t, counts.requests, (mostLooks+4)*thousand)
+				require.LessOrEqual(t, counts.requests, 14*hundreds)
 			})
 		})
 	}
@@ -211,52 +217,184 @@ func contains(list []int, n int) bool {
 	return false
 }
 
-// Where half of a group is missing, rank 0 among them, requests are bounded all the same, and the error does not claim to be complete. A store that
-// does not answer for many keys at once may be asked in vain: then the rank that has written no roster is named.
-func TestLooksForTheMissingAreBounded(t *testing.T) {
+// Half of a group is missing, as where a job has started on half of its hosts. Every rank names all that are missing in
+// time, though each request takes some: rank 0 does so for all, or where it is missing too, or comes later than the
+// others, a deputy.
+func TestHalfOfALargeGroupIsMissing(t *testing.T) {
+	const size = hundreds
+	for _, c := range []struct{ from, to int }{{size / 2, size}, {0, size / 2}, {1, size / 2}} {
+		onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+			var missing []int
+			for rank := c.from; rank < c.to; rank++ {
+				missing = append(missing, rank)
+			}
+			counts.each = 200 * time.Microsecond
+			began := time.Now()
+			for rank, err := range onRanks(size, func(rank int) error {
+				if rank == 0 && c.from == 1 {
+					time.Sleep(2 * time.Second)
+				}
+				if rank >= c.from && rank < c.to {
+					return nil
+				}
+				err := Agree(s, "p", rank, size, time.Minute, nil)
+				if rank > 0 && time.Since(began) > time.Minute+time.Second {
+					t.Errorf("rank %d has ended after %v", rank, time.Since(began))
+				}
+				return err
+			}) {
+				if rank < c.from || rank >= c.to {
+					requireMissing(t, err, missing...)
+				}
+			}
+			require.LessOrEqual(t, counts.requests, 14*size)
+		})
+	}
+}
+
+// Rank 0 is late, three hosts are missing, and two ranks have failed: all name the same.
+func TestTheDeputyNamesWhoIsMissingAndWhoFails(t *testing.T) {
 	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
-		half := make([]int, thousand/2)
-		for i := range half {
-			half[i] = i
-		}
-		for _, err := range errorsOf(s, thousand, time.Second, nil, half...)[len(half):] {
-			var late *TimeoutError
-			require.ErrorAs(t, err, &late)
-			require.Contains(t, late.Missing, 0)
-			require.Positive(t, late.Unknown)
-			require.Contains(t, err.Error(), fmt.Sprintf("; %d others were not looked for", late.Unknown))
-		}
-		require.LessOrEqual(t, counts.requests, (mostLooks+2)*len(half))
-		counts.requests = 0
-		for _, err := range errorsOf(s, mostDirect+1, time.Second, nil, 0)[1:] {
-			var late *TimeoutError
-			require.ErrorAs(t, err, &late)
-			require.Equal(t, []int{0}, late.Missing)
+		const size = 200
+		absent := []int{8, 9, 10, 11, 12, 13, 14, 15, 120, 150, 151}
+		failed := map[int]error{}
+		for _, want := range []string{
+			"11 of 200 ranks have not arrived: ranks 8-15, 120, 150-151;",
+			"2 of 200 ranks failed; rank 3: no memory; rank 190: disk full; ranks 8-15, 120, 150-151 not arrived",
+		} {
+			prefix := fmt.Sprint("p", len(failed))
+			for rank, err := range onRanks(size, func(rank int) error {
+				if contains(absent, rank) {
+					return nil
+				}
+				if rank == 0 {
+					time.Sleep(2 * time.Second)
+				}
+				return Agree(s, prefix, rank, size, 30*time.Second, failed[rank])
+			}) {
+				if !contains(absent, rank) {
+					require.ErrorContains(t, err, want, rank)
+				}
+			}
+			failed[3], failed[190] = errors.New("no memory"), errors.New("disk full")
 		}
 	})
 }
 
-// Rank 0 has come, and writes no roster: it is dead or stopped. The others have read what all have written by themselves.
+// Where neither rank 0 nor the deputy reads for all, requests are bounded all the same, and the error does not claim to
+// be complete. A rank that has come is not named.
+func TestLooksForTheMissingAreBounded(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		come(t, s, "p", 0, 1) // and have ended
+		from := mostLooks + 5
+		_, many := s.(ManyGetter)
+		for rank, err := range onRanks(hundreds, func(rank int) error {
+			if rank < 2 || rank >= from && rank%2 == 0 {
+				return nil
+			}
+			return Agree(s, "p", rank, hundreds, time.Second, nil)
+		}) {
+			if err == nil {
+				require.True(t, rank < 2 || rank%2 == 0)
+				continue
+			}
+			var late *TimeoutError
+			require.ErrorAs(t, err, &late)
+			require.Equal(t, many, len(late.Missing) > 0)
+			require.Positive(t, late.Unknown)
+			require.Contains(t, err.Error(), fmt.Sprintf("; %d others were not looked for", late.Unknown))
+			for _, missing := range late.Missing {
+				require.True(t, missing >= from && missing%2 == 0, missing)
+			}
+			if !many {
+				require.Contains(t, err.Error(), "after 1.9s: rank 0 of 300 has not written what it has read of all ranks; ")
+			}
+		}
+		require.LessOrEqual(t, counts.requests, (mostLooks+6)*hundreds)
+	})
+}
+
+// Rank 0 has come, and writes no roster: it is dead or stopped. The others have read what all have written by
+// themselves, and soon, and the next round names it. One that begins when the time is up has no time of its own.
 func TestRankZeroEndsBeforeItsRoster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		counts := newCountingStore()
 		s := countingManyStore{counts}
 		come(t, s, "p", 0)
-		for rank, err := range errorsOf(s, thousand, time.Second, nil, 0) {
+		began := time.Now()
+		for rank, err := range errorsOf(s, hundreds, time.Hour, nil, 0) {
 			require.NoError(t, err, rank)
 		}
-		require.LessOrEqual(t, counts.requests, 4*thousand)
+		require.Equal(t, firstLook+rosterPause, time.Since(began))
+		require.LessOrEqual(t, counts.requests, 4*hundreds)
+		began = time.Now()
+		for _, err := range onRanks(hundreds-1, func(i int) error {
+			return Agree(s, "next", i+1, hundreds, time.Millisecond, nil)
+		}) {
+			requireMissing(t, err, 0)
+		}
+		require.Less(t, time.Since(began), 10*time.Millisecond)
 	})
-	synctest.Test(t, func(t *testing.T) { // in a store that is asked for each key
+	synctest.Test(t, func(t *testing.T) { // in a store that is asked for each key the deputy reads them
 		s := newCountingStore()
 		come(t, s, "p", 0)
-		for _, err := range errorsOf(s, thousand, time.Second, nil, 0)[1:] {
-			var late *TimeoutError
-			require.ErrorAs(t, err, &late)
-			require.Equal(t, []int{0}, late.Missing)
+		for rank, err := range errorsOf(s, hundreds, time.Second, nil, 0) {
+			require.NoError(t, err, rank)
 		}
-		require.LessOrEqual(t, s.requests, (mostLooks+2)*thousand)
+		require.LessOrEqual(t, s.requests, 6*hundreds)
 	})
+}
+
+// Rank 0 is the last to come, and its roster comes in the time that it has for it: nobody goes on by itself.
+func TestRankZeroHasTimeForItsRoster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		counts := newCountingStore()
+		s := countingManyStore{counts}
+		began := time.Now()
+		for rank, err := range onRanks(hundreds, func(rank int) error {
+			if rank == 0 {
+				time.Sleep(firstLook + rosterPause)
+			}
+			err := Agree(s, "p", rank, hundreds, time.Hour, nil)
+			if took := time.Since(began); took != firstLook+rosterPause {
+				t.Errorf("rank %d has ended after %v", rank, took)
+			}
+			return err
+		}) {
+			require.NoError(t, err, rank)
+		}
+		require.LessOrEqual(t, counts.requests, 4*hundreds)
+	})
+}
+
+// Nobody uses the values of a round in which ranks are missing, or have failed: the roster, which all read at the end
+// of the time, is short.
+func TestValuesAreLeftOutOfTheRosterOfARoundThatFails(t *testing.T) {
+	for _, failed := range []map[int]error{nil, {7: errors.New("no memory")}} {
+		synctest.Test(t, func(t *testing.T) {
+			counts := newCountingStore()
+			s := countingManyStore{counts}
+			for rank, err := range onRanks(80, func(rank int) error {
+				if rank == 79 && failed == nil {
+					return nil
+				}
+				_, err := ExchangeOr(s, "p", rank, 80, time.Second, make([]byte, 1000), failed[rank])
+				return err
+			}) {
+				require.True(t, err != nil || rank == 79)
+			}
+			require.Less(t, len(counts.values[rosterKey("p", 0)]), 4*80)
+		})
+	}
+}
+
+// Rank 0 of a small group, in which nobody reads a roster, abandons a round with one request.
+func TestAbandonInSmallGroups(t *testing.T) {
+	for size, requests := range map[int]int{2: 1, mostDirect: 1, mostDirect + 1: 2} {
+		s := newCountingStore()
+		require.NoError(t, Abandon(s, "p", 0, size, errors.New("no memory")))
+		require.Equal(t, requests, s.requests)
+	}
 }
 
 // A store that takes no long values costs requests, and no group.
@@ -268,17 +406,17 @@ func TestARosterThatIsRefused(t *testing.T) {
 			}
 			return nil
 		}
-		for rank, got := range onRanks(300, func(rank int) [][]byte {
-			got, err := Exchange(s, "p", rank, 300, ample, []byte(fmt.Sprint(rank)), anyValue)
+		for rank, got := range onRanks(hundreds, func(rank int) [][]byte {
+			got, err := Exchange(s, "p", rank, hundreds, ample, []byte(fmt.Sprint(rank)), anyValue)
 			if err != nil {
 				t.Errorf("rank %d: %v", rank, err)
 			}
 			return got
 		}) {
-			require.Len(t, got, 300, rank)
+			require.Len(t, got, hundreds, rank)
 			require.Equal(t, "299", string(got[299]))
 		}
-		require.Equal(t, []byte{rosterNone}, counts.values[rosterKey("p")])
+		require.Equal(t, []byte{rosterNone}, counts.values[rosterKey("p", 0)])
 	})
 	synctest.Test(t, func(t *testing.T) { // also where a rank is missing
 		counts := newCountingStore()
@@ -288,12 +426,12 @@ func TestARosterThatIsRefused(t *testing.T) {
 			}
 			return nil
 		}
-		for rank, err := range errorsOf(countingManyStore{counts}, thousand, time.Second, nil, 77) {
+		for rank, err := range errorsOf(countingManyStore{counts}, hundreds, time.Second, nil, 77) {
 			if rank != 77 {
 				requireMissing(t, err, 77)
 			}
 		}
-		require.LessOrEqual(t, counts.requests, (mostLooks+4)*thousand)
+		require.LessOrEqual(t, counts.requests, (mostLooks+4)*hundreds)
 	})
 	synctest.Test(t, func(t *testing.T) { // and one that takes nothing of rank 0 any more ends the group
 		counts := newCountingStore()
@@ -352,18 +490,18 @@ func TestFailuresInLargeGroups(t *testing.T) {
 
 // A rank that gives up before it comes is named by all, rank 0 as well.
 func TestAbandonInLargeGroups(t *testing.T) {
-	for _, gone := range []int{0, 1, thousand - 1} {
+	for _, gone := range []int{0, 1, hundreds - 1} {
 		onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
 			began := time.Now()
-			for rank, err := range onRanks(thousand, func(rank int) error {
+			for rank, err := range onRanks(hundreds, func(rank int) error {
 				if rank == gone {
-					return Abandon(s, "p", rank, errors.New("no memory"))
+					return Abandon(s, "p", rank, hundreds, errors.New("no memory"))
 				}
-				_, err := Exchange(s, "p", rank, thousand, time.Hour, nil, anyValue)
+				_, err := Exchange(s, "p", rank, hundreds, time.Hour, nil, anyValue)
 				return err
 			}) {
 				if rank != gone {
-					require.EqualError(t, err, fmt.Sprintf("sagecomm: rendezvous p: 1 of 1000 ranks failed; rank %d: no memory", gone))
+					require.EqualError(t, err, fmt.Sprintf("sagecomm: rendezvous p: 1 of 300 ranks failed; rank %d: no memory", gone))
 				}
 			}
 			require.Less(t, time.Since(began), time.Second)
@@ -376,11 +514,11 @@ func TestADifferenceEndsARoundOfALargeGroup(t *testing.T) {
 	for _, other := range []int{0, 1, 70} {
 		onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
 			began := time.Now()
-			for rank, err := range onRanks(thousand, func(rank int) error {
-				if rank == thousand-1 {
+			for rank, err := range onRanks(hundreds, func(rank int) error {
+				if rank == hundreds-1 {
 					return nil
 				}
-				size, mine := thousand, "large"
+				size, mine := hundreds, "large"
 				if rank == other {
 					size, mine = other+2, "small"
 				}
@@ -392,7 +530,7 @@ func TestADifferenceEndsARoundOfALargeGroup(t *testing.T) {
 				})
 				return err
 			}) {
-				if rank == thousand-1 {
+				if rank == hundreds-1 {
 					continue
 				}
 				var failed *FailedError
@@ -440,7 +578,7 @@ func TestRankZeroFollows(t *testing.T) {
 		}
 		err := Agree(counts, "p", 0, 80, time.Second, nil)
 		require.ErrorAs(t, err, new(*OvertakenError))
-		require.NotContains(t, counts.values, rosterKey("p"))
+		require.NotContains(t, counts.values, rosterKey("p", 0))
 	})
 }
 
@@ -461,14 +599,14 @@ func TestForeignRosters(t *testing.T) {
 		whole = appendRecord(whole, []byte{markValue})
 	}
 	for _, roster := range []string{"", "hello", "a", string(whole[:len(whole)-1]), string(whole) + "x", "a\x01x" + string(whole[3:]), "a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-		"e", "e\x00", "e\xff\x01\x01v", "e\x01\x05v", "e\x01\x01x"} {
+		"e", "e\x00", "e\xff\x01\x01v", "e\x01\x05v", "e\x01\x01x", "g", "gx", "gv"} {
 		s := newCountingStore()
-		require.NoError(t, s.Set(rosterKey("p"), []byte(roster)))
+		require.NoError(t, s.Set(rosterKey("p", 0), []byte(roster)))
 		_, err := Exchange(s, "p", 1, size, ample, nil, nil)
 		require.ErrorContains(t, err, "fresh store or prefix", "%q", roster)
 	}
 	s := newCountingStore()
-	require.NoError(t, s.Set(rosterKey("p"), whole))
+	require.NoError(t, s.Set(rosterKey("p", 0), whole))
 	_, err := Exchange(s, "p", 1, size, ample, nil, nil)
 	require.NoError(t, err)
 }
@@ -572,7 +710,7 @@ func TestWatchfulStoreOfALargeGroupAsksSeldom(t *testing.T) {
 	for size, most := range map[int]int{mostDirect: 40, thousand: 3} {
 		synctest.Test(t, func(t *testing.T) {
 			asked := 0
-			s := Watchful(newCountingStore(), size, func() bool { return false }, func(int) error {
+			s := Watchful(newCountingStore(), size, nobodyLost, func(int) error {
 				asked++
 				return nil
 			})
@@ -582,4 +720,99 @@ func TestWatchfulStoreOfALargeGroupAsksSeldom(t *testing.T) {
 			require.LessOrEqual(t, asked, most)
 		})
 	}
+}
+
+// lossError is an error with a detail.
+type lossError struct{}
+
+func (lossError) Error() string  { return "rank 5 has died" }
+func (lossError) Detail() []byte { return []byte("5") }
+
+// Rank 0 notices that a rank has died while others are slow: all hear at once who has died, those that come later as
+// well, and no rank that is alive is named.
+func TestALossThatRankZeroNoticesIsTold(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		const size = 100
+		var lost atomic.Pointer[lossError]
+		time.AfterFunc(2*time.Second, func() { lost.Store(&lossError{}) })
+		began := time.Now()
+		for rank, err := range onRanks(size, func(rank int) error {
+			own := s
+			switch {
+			case rank == 0:
+				own = Watchful(s, size, func() error {
+					if why := lost.Load(); why != nil {
+						return why
+					}
+					return nil
+				}, nobodyAhead)
+			case rank == 5:
+				return nil
+			case rank >= 60:
+				time.Sleep(4 * time.Second)
+			}
+			err := Agree(own, "p", rank, size, time.Minute, nil)
+			if rank > 0 && rank < 60 && time.Since(began) > 3*time.Second {
+				t.Errorf("rank %d has waited for %v", rank, time.Since(began))
+			}
+			return err
+		}) {
+			switch rank {
+			case 0:
+				var late *TimeoutError
+				require.ErrorAs(t, err, &late)
+				require.Equal(t, []int{5}, late.Missing)
+				require.Equal(t, size-6, late.Unknown)
+			case 5:
+			default:
+				var gaveUp *GaveUpError
+				require.ErrorAs(t, err, &gaveUp, rank)
+				require.Equal(t, GaveUpError{"p", "rank 5 has died", []byte("5")}, *gaveUp)
+			}
+		}
+		require.Less(t, time.Since(began), 5*time.Second)
+	})
+}
+
+// A rank that is lost behind its record has given what the others need.
+func TestALossBehindAllRecordsIsNoFailure(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		const size = 100
+		come(t, s, "p", 5)
+		for rank, err := range onRanks(size, func(rank int) error {
+			switch rank {
+			case 0:
+				time.Sleep(time.Second)
+				return Agree(Watchful(s, size, func() error { return errLost }, nobodyAhead), "p", 0, size, time.Minute, nil)
+			case 5:
+				return nil
+			}
+			return Agree(s, "p", rank, size, time.Minute, nil)
+		}) {
+			require.NoError(t, err, rank)
+		}
+	})
+}
+
+// A rank 0 that has abandoned a round has no other roster than its reason.
+func TestTheFailureOfRankZeroIsItsRoster(t *testing.T) {
+	s := newCountingStore()
+	require.NoError(t, s.Set("p/0", failure(errors.New("no memory"))))
+	_, err := Exchange(s, "p", 1, thousand, time.Hour, nil, anyValue)
+	require.EqualError(t, err, "sagecomm: rendezvous p: 1 of 1000 ranks failed; rank 0: no memory")
+}
+
+// A rank that could be the deputy has lost a rank, and waits no longer, while others come: it tells nobody that these
+// are missing.
+func TestWhoseWaitEndsEarlyIsNoDeputy(t *testing.T) {
+	onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
+		const size = 100
+		come(t, s, "p", 0)
+		lost := func() error { return errLost }
+		err := Agree(Watchful(s, size, lost, nobodyAhead), "p", 1, size, time.Minute, nil)
+		require.ErrorAs(t, err, new(*TimeoutError))
+		require.NotContains(t, counts.values, rosterKey("p", 1))
+		require.ErrorAs(t, Agree(s, "p", 1, size, time.Second, nil), new(*TimeoutError)) // where the time is up it does
+		require.Contains(t, counts.values, rosterKey("p", 1))
+	})
 }
