@@ -153,7 +153,7 @@ go_test = cd $(root) && $(if $(RERUN_FAILED),$(py) $(root)/tools/rerun-failed) $
 # TEST_THOROUGH: also tests that are too long for `make test` (tests/quick).
 go_race = export GORACE=atexit_sleep_ms=0 TEST_THOROUGH=1; $(go_test) -race -short
 # With AFTER_TEST=1, which CI sets, test-long leaves out what `make test-go-race test-python` has run, and coverage.
-# With SHARE=0.33, it runs that part of the long cases of each of Python's tests (tests/python/drawing.py).
+# With SHARE=0.25, it runs that part of the long cases of each of Python's tests (tests/python/drawing.py).
 # Two workers; tests that promise a time run alone (tests/python/sharing.py).
 pytest = cd $(root) && $(py) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(RERUN_FAILED),--rerun-failed)
 
