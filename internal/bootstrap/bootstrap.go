@@ -2,8 +2,9 @@
 // ([Exchange]), a common verdict on whether all ranks succeeded ([Agree]), and numbers that tell groups on the same keys apart
 // ([Epochs]). It owns nothing: keys and values belong to the caller's store.
 //
-// A [Store] is used while a group is made and never afterwards. Keys are "<prefix>/<rank>" and "<prefix>/roster/0"; a prefix is used for one call, so
-// the caller puts group name, epoch and phase into it. Values stay in the store. What a group needs later is a [Claimer], see lasting.go.
+// A [Store] is used while a group is made and never afterwards. Keys are "<prefix>/<rank>", and "<prefix>/roster/<rank>"
+// of large groups; a prefix is used for one call, so the caller puts group name, epoch and phase into it. Values stay in
+// the store. What a group needs later is a [Claimer], see lasting.go.
 //
 // Any goroutine may call it. Start reading at exchange.go, then roster.go, which has large groups, then epoch.go.
 package bootstrap
