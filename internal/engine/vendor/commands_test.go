@@ -267,6 +267,8 @@ func TestFirstCallsMakeOneCommunicator(t *testing.T) {
 		<-first.done
 		require.NoError(t, first.err)
 		require.Same(t, first.c, e.communicatorOf(on))
+		require.Same(t, first, e.makingOn(on, seated{})) // of a call that has looked for the communicator before
+		synctest.Wait()
 		require.Equal(t, 1, method.made)
 		e.Abort()
 		e.Close()

@@ -96,9 +96,10 @@ func (e *Engine) makingOn(on coll.Device, access device.Access) *making {
 func (e *Engine) make(m *making, c *communicator, on coll.Device, mine Seat, later bool) {
 	err := e.settle(c, mine, later)
 	e.mu.Lock()
-	delete(e.making, on)
 	if err == nil {
-		e.known[on] = c
+		e.known[on] = c // its making stays: a call that has found none in known may come behind it, and must not begin another one
+	} else {
+		delete(e.making, on)
 	}
 	e.mu.Unlock()
 	m.c, m.err = c, err
