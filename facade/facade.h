@@ -374,7 +374,7 @@ facade_result read_factor(comm_t comm, const void *scalar, uint8_t dtype, void *
  * those of elements. Requires: a call that is filled in but for its place. */
 facade_result buffers_check(const request *r, comm_t comm, const call *c);
 /* Refuses an output whose blocks overlap: which of them is there in the end would differ between ranks. */
-facade_result buffers_check_blocks(const request *r, comm_t comm, const sagecomm_segment *pieces, uint32_t n);
+facade_result buffers_check_blocks(const request *r, comm_t comm, const sagecomm_segment *list, uint32_t n);
 
 /* ---- issue.c ---- */
 

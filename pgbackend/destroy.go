@@ -89,8 +89,8 @@ func (g *Group) destroyedHere() *coll.Failure {
 			g.title(), g.number(g.rank))}
 }
 
-// declareCut declares a failure because this rank, which destroys the group, is about to end operations of a vendor's library that are under way: a
-// kernel that is cut tells those of its peers that it has sent what they wait for, so they would complete without the data. The group has not
+// declareCut declares a failure because this rank, which destroys the group, is about to end operations on devices that are under way: those of its
+// peers may go on without its data. The kernels of a library even tell their peers that they have sent what these wait for. The group has not
 // failed for this rank, whose own operations end with destroyedHere. Nothing is declared where the group has failed, or has a cause of which the
 // arbiter has no verdict yet. Several threads may call it, for the group has a communicator for each device; each returns when the failure is declared.
 // Peers on other hosts hear of it a little later.

@@ -798,6 +798,34 @@ def is_void(rank: int, size: int, store: str) -> str:
     return raised(lambda: work.wait(timedelta(seconds=30)))
 
 
+def is_cut(rank: int, size: int, store: str) -> str:
+    """Rank 0 destroys the group behind an error while an operation is on its way for which the last rank has not come.
+    The others raise that, each in its operation."""
+    join_group(rank, size, store, 0)
+    told = c10d._get_default_store()
+    x = torch.ones(256 << 10, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == size - 1:
+        with fake_cuda.held(torch.cuda.current_stream()):
+            x.fill_(5)
+            work = dist.all_reduce(x, async_op=True)
+            told.set(f"rank {rank} has called", "")
+            told.wait(["destroyed"])
+    else:
+        work = dist.all_reduce(x, async_op=True)
+        told.set(f"rank {rank} has called", "")
+        if rank == 0:
+            told.wait([f"rank {other} has called" for other in range(size)])
+            try:
+                raise ValueError
+            except ValueError:  # it makes the wait of the end short
+                dist.destroy_process_group()
+            told.set("destroyed", "")
+            return "destroyed"
+    return raised(lambda: work.wait(timedelta(seconds=30)))
+
+
 NO_CALLS = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuStreamWriteValue32", "cuStreamWaitValue32",
             "cuLaunchKernel", "cuMemAlloc", "cuMemCreate", "cuStreamCreateWithPriority", "ncclGroupEnd")  # fmt: skip
 

@@ -100,3 +100,34 @@ def batch_of_senders_in_turns(rank: int, size: int, store: str) -> None:
     torch.cuda.synchronize()
     cuda_holds.check()
     dist.destroy_process_group()
+
+
+def future_of_a_batch(rank: int, size: int, store: str) -> None:
+    """The Future of a batch is that of all its parts, in whichever order they were called: the recv is late, and the
+    send beside it is done."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
+    told = c10d._get_default_store()
+    for turn in range(2):
+        if rank == 1:
+            first, x = full(0), full(7)
+            dist.recv(first, 0)
+            torch.cuda.synchronize()
+            expect(first, 5)
+            told.wait([f"looked {turn}"], MINUTE)
+            dist.send(x, 0)
+        else:
+            x = full(0)
+            parts = [dist.P2POp(dist.isend, full(5), 1), dist.P2POp(dist.irecv, x, 1)]
+            [batch] = dist.batch_isend_irecv(parts if turn == 0 else parts[::-1])
+            future = batch.get_future()
+            assert not future.done(), "the Future is done, and the peer has sent nothing"
+            told.set(f"looked {turn}", b"")
+            side = torch.Stream(accelerator())
+            with side:
+                future.wait()
+                y = x * 1
+            side.synchronize()
+            expect(y, 7)
+    torch.cuda.synchronize()
+    cuda_holds.check()
+    dist.destroy_process_group()

@@ -155,6 +155,15 @@ def test_what_a_peer_has_cut_is_no_success(cuda_bed: CudaBed) -> None:
 
 
 @pytest.mark.long  # it waits for a timeout of 2 s
+def test_peers_are_told_of_a_cut(cuda_bed: CudaBed) -> None:
+    gone, *others = cuda_bed.ranks("device_cuda:is_cut", 3, **SETTINGS)
+    assert gone == "destroyed"
+    told = "PeerFailure: .*rank 0 .* has destroyed the group and ended operations of cuda .*all_reduce #2"
+    for text in others:
+        assert re.match(told, text), text
+
+
+@pytest.mark.long  # it waits for a timeout of 2 s
 def test_a_rank_is_absent(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_nccl:rank_is_absent", 2, **SETTINGS):
         assert text.startswith("CollectiveTimeout: "), text

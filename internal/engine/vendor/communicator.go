@@ -257,12 +257,12 @@ func (c *communicator) awaitQuiet(bound time.Duration) {
 }
 
 // down ends the communicator of a group that is down: in peace, if it is idle and the group has not failed. Peers of a group that has
-// failed may never end theirs. Where no word of peers says what is void, they know by the failure alone, so that comes before the abort.
+// failed may never end theirs. They are told before the abort, because with a library they know by the failure alone what is void.
 func (c *communicator) down() {
 	switch {
 	case c.joined == nil:
 	case !c.idle():
-		if !c.ending.Load() && c.joined.Void() == nil {
+		if !c.ending.Load() {
 			c.engine.group.Cut()
 		}
 		c.abort()
