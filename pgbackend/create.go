@@ -43,7 +43,7 @@ func (c Config) checkPlace() error {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 11
+const protocolVersion = 12
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
 // Create returns an error on all ranks.
@@ -88,7 +88,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g = &Group{process: p, birth: c.birth, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
-		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return telling(g.lost()) },
+		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return g.endOfWaits(c.Store) },
 			func(rank int) error {
 				return errors.Join(c.birth.twice(c.Rank), epochs.Twice(epoch), epochs.Overtaken(rank, epoch))
 			})

@@ -725,14 +725,14 @@ func (s *dyingStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.MemStore.Get(key, timeout)
 }
 
-// lastRankDies lets three ranks on hosts make a group, of which the last one has this store, and returns what each got.
-func (s *dyingStore) lastRankDies(t *testing.T, hosts string) []error {
+// rankDies lets ranks on hosts make a group, of which one has this store, and returns what each got.
+func (s *dyingStore) rankDies(t *testing.T, hosts string, dying int) []error {
 	t.Helper()
-	errs := make([]error, 3)
+	errs := make([]error, len(hosts))
 	began := time.Now()
-	ranksOf(t, 3, func(rank int) error {
-		config := Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: opTimeout, Store: s.MemStore, Lasting: s.MemStore, Options: onHosts(hosts)(rank)}
-		if rank == 2 {
+	ranksOf(t, len(hosts), func(rank int) error {
+		config := Config{Rank: rank, Size: len(hosts), Name: t.Name(), Timeout: opTimeout, Store: s.MemStore, Lasting: s.MemStore, Options: onHosts(hosts)(rank)}
+		if rank == dying {
 			config.Store = s
 		}
 		_, errs[rank] = Get().Create(config)
@@ -764,7 +764,7 @@ func TestDeathsWhileHostsMeet(t *testing.T) {
 			}
 			store := bootstrap.NewMemStore()
 			dying := &dyingStore{MemStore: store, round: c.round, die: func() { closeNodes(" 2") }}
-			errs := dying.lastRankDies(t, "001")
+			errs := dying.rankDies(t, "001", 2)
 			for rank := range 2 {
 				f := CreateFailure("g", errs[rank])
 				require.NoError(t, expect(f, c.status, c.text), rank)

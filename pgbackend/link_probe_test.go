@@ -360,7 +360,7 @@ func TestLinkLostWhileItIsProbed(t *testing.T) {
 		}
 		return tcp.Costs{}
 	})
-	errs := dying.lastRankDies(t, "012")
+	errs := dying.rankDies(t, "012", 2)
 	for rank := range 2 {
 		require.NoError(t, expect(CreateFailure("g", errs[rank]), coll.PeerFailure, "rank 2 (host"), rank)
 	}

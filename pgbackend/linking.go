@@ -3,9 +3,7 @@ package pgbackend
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -110,28 +108,6 @@ func (l *linking) process(link *tcp.Link) int {
 		return -1
 	}
 	return slices.Index(l.links, link)
-}
-
-// askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up before its process ended.
-func (g *Group) askWhyUnlinked(store bootstrap.Store, prefix string) {
-	lost := g.unlinked.Load()
-	if lost == nil {
-		return
-	}
-	i := slices.IndexFunc(g.links.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lost.Rank) })
-	for _, rank := range g.links.processes[i].ranks {
-		told := bootstrap.Abandoned(store, prefix, rank)
-		if told == nil {
-			continue
-		}
-		f := g.failedRank(coll.System, rank)
-		if of := readTold(told.Detail); of != nil && of.Rank != g.rank {
-			of.giveTo(f)
-		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank), strings.TrimPrefix(told.Reason, "sagecomm: "))
-		g.unlinked.Store(f)
-		return
-	}
 }
 
 // await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the store now and then for a

@@ -158,11 +158,13 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	}
 	round := ""
 	g.unlinked.Store(nil)
+	g.news = lossNews{try: g.keys + try}
 	defer func() {
 		if failed != nil {
 			g.forgetOwnCulprit(failed)
+			g.askWhyUnlinked(c.Store)
+			g.tellOfLoss(c.Store)
 			g.abandonTry(c.Store, try, g.behind(round), g.bereaved(failed))
-			g.askWhyUnlinked(c.Store, g.keys+try+joinedRound)
 		}
 	}()
 	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)

@@ -146,39 +146,52 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 	if size > mostDirect {
 		return r.roster()
 	}
-	found, _, err := r.collect()
-	if err != nil {
+	found, ended, err := r.collect()
+	switch {
+	case err != nil && ended < 0:
+		return nil, r.stopped(found, err)
+	case err != nil:
 		return nil, err
 	}
 	return r.result(found, absent(found), 0)
 }
 
 // collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends
-// the round with an error, ended is its rank, and found has it; else ended is -1. In a large group it ends where the
-// wait for a rank ends early, and sets lost.
+// the round with an error, ended is its rank, and found has it; else ended is -1, and an error has what was found before
+// it. In a large group, where others wait for the roster, no rank is waited for behind the deadline, nor once the wait
+// for one has ended early, which sets lost.
 func (r *round) collect() (found [][]byte, ended int, err error) {
+	found = make([][]byte, r.size)
 	records, err := r.together()
 	if err != nil {
-		return nil, -1, err
+		return found, -1, err
 	}
-	found = make([][]byte, r.size)
+	var rest [][]byte // those of ranks that are no longer waited for, nil before they are looked for
 	for peer := range r.size {
 		record := r.mine
 		switch {
 		case peer == r.rank:
 		case records != nil:
 			record = records[peer]
+		case r.waitsNoLonger():
+			if rest == nil {
+				if rest, err = r.lookFrom(peer); err != nil {
+					return found, -1, err
+				}
+			}
+			if record = rest[peer]; record == nil {
+				continue
+			}
 		default:
-			record, err = r.store.Get(key(r.prefix, peer), r.wait())
+			record, err = r.store.Get(key(r.prefix, peer), max(time.Until(r.deadline), probeTimeout(r.size)))
 			if early := (*endedEarly)(nil); r.size > mostDirect && errors.As(err, &early) {
 				r.lost = early.why
-				return found, -1, nil
 			}
 			if errors.Is(err, ErrTimeout) {
 				continue
 			}
 			if err != nil {
-				return nil, -1, r.cannotRead(key(r.prefix, peer), err)
+				return found, -1, r.cannotRead(key(r.prefix, peer), err)
 			}
 		}
 		found[peer] = record
@@ -189,13 +202,9 @@ func (r *round) collect() (found [][]byte, ended int, err error) {
 	return found, -1, nil
 }
 
-// wait returns how long the store is to be asked for one rank. Behind the deadline it is asked once in a large group,
-// where others wait for the roster.
-func (r *round) wait() time.Duration {
-	if r.size > mostDirect {
-		return max(time.Until(r.deadline), 0)
-	}
-	return max(time.Until(r.deadline), probeTimeout(r.size))
+// waitsNoLonger reports whether this is a large group whose ranks that have not come are no longer waited for.
+func (r *round) waitsNoLonger() bool {
+	return r.size > mostDirect && (r.lost != nil || !time.Now().Before(r.deadline))
 }
 
 // look returns the error with which the record of a rank ends the round at once, nil as a rule.
@@ -226,7 +235,7 @@ func absent(found [][]byte) (missing []int) {
 }
 
 // result returns the values of all ranks, or the error of those that failed or are missing. unknown ranks were not
-// looked for. A failure takes precedence over missing ranks, which may be late because of that.
+// looked for, or not waited for. A failure takes precedence over missing ranks, which may be late because of that.
 func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, error) {
 	values := make([][]byte, r.size)
 	var failed []RankFailure
@@ -245,6 +254,15 @@ func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, er
 		return nil, &TimeoutError{Prefix: r.prefix, Size: r.size, Missing: missing, Unknown: unknown, Waited: time.Since(r.began), Late: slices.Contains(missing, r.rank)}
 	}
 	return values, nil
+}
+
+// stopped returns the error of a round that err has ended on this rank. Where a failure is stored among what was found, it
+// wraps that too: no rank goes on then, and the caller may rely on it.
+func (r *round) stopped(found [][]byte, err error) error {
+	if _, failed := r.result(found, nil, len(absent(found))); errors.As(failed, new(*FailedError)) {
+		return fmt.Errorf("%w; before that, %w", err, failed)
+	}
+	return err
 }
 
 // together bounds the wait of round.together. While one rank is missing, the value of a rank that disagrees, which would end the
