@@ -12,14 +12,15 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// This file has what a rank does about the loss of another one while the group is made. Processes of a large group do not
-// all watch each other, so a rank that has noticed a loss tells it to the others in the store (docs/protocol.md, section 6).
+// This file has what a rank does about the loss of another one while the group is made. Processes of a large group do
+// not all watch each other, so a rank that has noticed a loss tells it to the others in the store (docs/protocol.md,
+// section 6).
 
 // lossKey is the key of what a rank tells of a loss, behind that of the try.
 const lossKey = "/loss"
 
-// A rank of a group whose processes do not all watch each other asks that often whether a loss was told. Rank 0 tells the
-// others at once, so they ask more seldom, for the case that it is the one that is lost. Tests change these.
+// A rank of a group whose processes do not all watch each other asks that often whether a loss was told. Rank 0 tells
+// the others at once, so they ask more seldom, for the case that it is the one that is lost. Tests change these.
 var (
 	firstHears = 200 * time.Millisecond
 	othersHear = 4 * time.Second
@@ -34,8 +35,8 @@ type lossNews struct {
 	looked    time.Time     // when this rank last asked for that
 }
 
-// endOfWaits returns why this rank waits for others no longer while the group is made, nil as a rule. It may ask the store,
-// which must not be one that calls it.
+// endOfWaits returns why this rank waits for others no longer while the group is made, nil as a rule. It may ask the
+// store, which must not be one that calls it.
 func (g *Group) endOfWaits(store bootstrap.Store) error {
 	if lost := g.unlinked.Load(); lost != nil && lost != g.news.asked {
 		g.askWhyUnlinked(store)
@@ -47,8 +48,8 @@ func (g *Group) endOfWaits(store bootstrap.Store) error {
 	return telling(g.lost())
 }
 
-// askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up before
-// its process ended.
+// askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up
+// before its process ended.
 func (g *Group) askWhyUnlinked(store bootstrap.Store) {
 	lost := g.unlinked.Load()
 	if lost == nil || lost == g.news.explained {
@@ -101,8 +102,8 @@ func (g *Group) hearOfLoss(store bootstrap.Store) {
 	g.news.heard, g.news.explained = true, f
 }
 
-// bereaved returns the error of a rendezvous during which peers have died. It names their deaths instead of the ranks that
-// did not come in time, because a death cuts the wait short and may have delayed those ranks.
+// bereaved returns the error of a rendezvous during which peers have died. It names their deaths instead of the ranks
+// that did not come in time, because a death cuts the wait short and may have delayed those ranks.
 func (g *Group) bereaved(err error) error {
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
@@ -124,7 +125,8 @@ func (g *Group) lost() error {
 	return nil
 }
 
-// diedMeanwhile returns the failure of a group whose rank has died, or cannot be reached any more, while the group was made.
+// diedMeanwhile returns the failure of a group whose rank has died, or cannot be reached any more, while the group was
+// made.
 func (g *Group) diedMeanwhile(rank int) *coll.Failure {
 	f := g.failedRank(coll.PeerFailure, rank)
 	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died while the group was made; look at its log for the reason, then restart the job", g.name, closedByPeer, g.who(rank))

@@ -21,7 +21,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// In these tests groups are large where more than four processes make one, so that few links are there from the beginning.
+// In these tests groups are large where more than four processes make one, so that few links are there from the
+// beginning.
 
 const twelve = "0123456789ab"
 
@@ -68,7 +69,8 @@ func shortWait(t *testing.T) {
 	t.Cleanup(func() { neededWait.Store(real) })
 }
 
-// A large group begins with the links of the watch graph. Those that its operations need come then, and no others, however few are dialed at once.
+// A large group begins with the links of the watch graph. Those that its operations need come then, and no others,
+// however few are dialed at once.
 func TestLargeGroupsMakeLinksAtNeed(t *testing.T) {
 	defer func(real int) { mostDials = real }(mostDials)
 	mostDials = 1
@@ -268,7 +270,8 @@ func TestRequestsForLinksEnd(t *testing.T) {
 	requireNoNetworks(t)
 }
 
-// A network keeps the keys of the last groups that have ended, each once, whatever the number of ranks here that were in it.
+// A network keeps the keys of the last groups that have ended, each once, whatever the number of ranks here that were
+// in it.
 func TestKeysOfGroupsThatHaveEnded(t *testing.T) {
 	l, _, _ := dialerTo(t)
 	n := l.network
@@ -313,7 +316,8 @@ func TestNoLinkAtNeed(t *testing.T) {
 	requireNoNetworks(t)
 }
 
-// Memory of a rank that has left is given back also where a link that it wanted cannot be made, and who began to make it was the other end.
+// Memory of a rank that has left is given back also where a link that it wanted cannot be made, and who began to make
+// it was the other end.
 func TestNoLinkBehindAGoodbye(t *testing.T) {
 	shortWait(t)
 	w := newLargeWorld(t, "012345")

@@ -41,8 +41,8 @@ func (g *Group) watchPeers() {
 	}
 }
 
-// watch begins to watch the process of a rank and reports whether it is dead already. After an error, which proves nothing,
-// only timeouts notice its death.
+// watch begins to watch the process of a rank and reports whether it is dead already. After an error, which proves
+// nothing, only timeouts notice its death.
 func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	m := g.members[rank]
 	id := m.id()
@@ -79,8 +79,8 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	return dead
 }
 
-// watch begins to watch the process. It identifies the process by the socket of its arena where the process is in another
-// pid namespace, or where the system refuses a watch by pid (a seccomp filter, /proc with hidepid).
+// watch begins to watch the process. It identifies the process by the socket of its arena where the process is in
+// another pid namespace, or where the system refuses a watch by pid (a seccomp filter, /proc with hidepid).
 func (m member) watch(me member) (*procwatch.Watcher, error) {
 	why := errors.New("it is in another pid namespace")
 	if m.Arena.PIDNamespace == me.Arena.PIDNamespace && m.Arena.BootID == me.Arena.BootID {

@@ -21,13 +21,14 @@ const (
 	rosterAll   = 'a' // the content is the records of all ranks in their order, each with its length before it; that of a rank that has not come is 0
 	rosterEarly = 'e' // the content is a rank, its record, which ended the round, and rank 0's error
 	rosterNone  = 'n' // the store has refused the roster: each rank reads the records
-	// The content is a record with the failure for which rank 0 has no roster. If rank 0 has read the failure of a rank, that
-	// rank and its record follow.
+	// The content is a record with the failure for which rank 0 has no roster. If rank 0 has read the failure of a
+	// rank, that rank and its record follow.
 	rosterGaveUp = 'g'
 )
 
 const (
-	// mostRoster bounds the bytes of a roster. torch's TCPStore ends the connection over which a value of more than 8 MiB comes.
+	// mostRoster bounds the bytes of a roster. torch's TCPStore ends the connection over which a value of more than 8
+	// MiB comes.
 	mostRoster = 4 << 20
 	// rosterGrace is how much later than its deadline a rank stops waiting for the roster, in which rank 0 names those
 	// that are missing at its own, and deputyGrace how much later than that it stops waiting for the deputy's.
@@ -35,7 +36,8 @@ const (
 	deputyGrace = 400 * time.Millisecond
 	// mostCandidates is the number of ranks that may become the deputy.
 	mostCandidates = 8
-	// mostLooks bounds the requests of a rank that looks for the others by itself because there is no roster in time. All ranks may do so at once.
+	// mostLooks bounds the requests of a rank that looks for the others by itself because there is no roster in time.
+	// All ranks may do so at once.
 	mostLooks = 48
 	// fewRanks is the length of a block of which each rank is looked for. Ranks of a host are missing together.
 	fewRanks = 8
@@ -291,8 +293,9 @@ func (r *round) withoutRoster(late error) ([][]byte, error) {
 	return r.withDeputy()
 }
 
-// withDeputy returns the outcome of a round whose roster a deputy writes: the first candidate that has come. The next one
-// takes its place where it writes none in half of the time that is left for that: it may have ended, or waits no longer.
+// withDeputy returns the outcome of a round whose roster a deputy writes: the first candidate that has come. The next
+// one takes its place where it writes none in half of the time that is left for that: it may have ended, or waits no
+// longer.
 func (r *round) withDeputy() ([][]byte, error) {
 	until := time.Now().Add(min(deputyGrace, r.grace))
 	var come []int // candidates
@@ -324,7 +327,8 @@ func (r *round) withDeputy() ([][]byte, error) {
 	return r.lookAround(mostLooks)
 }
 
-// readDeputy returns the outcome of the round that a candidate has written as its roster, if it has written one in time.
+// readDeputy returns the outcome of the round that a candidate has written as its roster, if it has written one in
+// time.
 func (r *round) readDeputy(candidate int, wait time.Duration) (values [][]byte, written bool, err error) {
 	k := rosterKey(r.prefix, candidate)
 	text, err := r.store.Get(k, max(wait, 0))
@@ -425,8 +429,8 @@ func (r *round) looking(requests int) *looking {
 }
 
 // lookFor looks for the ranks of a block. Where the store answers for many keys at once, and not all of them are there,
-// it looks for each half, and for each rank of a block of fewRanks: one rank that is missing among a thousand costs some
-// twenty requests, and a thousand that are missing cost a quarter more than one request for each.
+// it looks for each half, and for each rank of a block of fewRanks: one rank that is missing among a thousand costs
+// some twenty requests, and a thousand that are missing cost a quarter more than one request for each.
 func (l *looking) lookFor(from, to int) error {
 	if l.left == 0 {
 		l.unknown += to - from

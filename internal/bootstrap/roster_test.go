@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// In these tests hundreds of ranks meet in a store in memory, in the time of a bubble of synctest, in which what is not waited for takes no time.
+// In these tests hundreds of ranks meet in a store in memory, in the time of a bubble of synctest, in which what is not
+// waited for takes no time.
 
 // countingStore is a store that counts what it is asked.
 type countingStore struct {
@@ -114,7 +115,8 @@ func (s countingManyStore) GetMany(keys []string, timeout time.Duration) (values
 	return values, nil
 }
 
-// onBothStores runs a test in the time of a bubble, with a store that answers for many keys at once and with one that does not.
+// onBothStores runs a test in the time of a bubble, with a store that answers for many keys at once and with one that
+// does not.
 func onBothStores(t *testing.T, test func(t *testing.T, counts *countingStore, s Store)) {
 	t.Helper()
 	for _, many := range []bool{true, false} {
@@ -577,7 +579,8 @@ func TestAbandonInLargeGroups(t *testing.T) {
 	}
 }
 
-// A value that does not go with those of the others ends the wait of all ranks at once, whoever has given it, though a rank is missing.
+// A value that does not go with those of the others ends the wait of all ranks at once, whoever has given it, though a
+// rank is missing.
 func TestADifferenceEndsARoundOfALargeGroup(t *testing.T) {
 	for _, other := range []int{0, 1, 70} {
 		onBothStores(t, func(t *testing.T, counts *countingStore, s Store) {
@@ -612,8 +615,8 @@ func TestADifferenceEndsARoundOfALargeGroup(t *testing.T) {
 	}
 }
 
-// Rank 0 loses the store, or is interrupted, while the others wait: they learn of it at once. It has given a value, which others may have read: so it
-// is no rank that failed, whose record proves that nobody goes on.
+// Rank 0 loses the store, or is interrupted, while the others wait: they learn of it at once. It has given a value,
+// which others may have read: so it is no rank that failed, whose record proves that nobody goes on.
 func TestRankZeroGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		counts := newCountingStore()
@@ -680,7 +683,8 @@ func TestForeignRosters(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// However ranks come late, fail, and lose the store: where one has all values, no rank has an error that proves that nobody goes on.
+// However ranks come late, fail, and lose the store: where one has all values, no rank has an error that proves that
+// nobody goes on.
 func TestNoRankOfALargeGroupFailsWhereOneGoesOn(t *testing.T) {
 	outcomes := map[string]int{}
 	for seed := range uint64(300) {
