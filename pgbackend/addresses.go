@@ -22,7 +22,8 @@ import (
 
 // This file has the round of the rendezvous in which ranks on several hosts tell where their processes listen.
 
-// addressLimit bounds the time until all ranks, which have described themselves, have told where they listen. Tests change it.
+// addressLimit bounds the time until all ranks, which have described themselves, have told where they listen. Tests
+// change it.
 var addressLimit = 30 * time.Second
 
 // networkDescription is what a rank publishes of the network of its process.
@@ -30,18 +31,21 @@ type networkDescription struct {
 	ID []byte           `json:"id"`
 	At []netip.AddrPort `json:"at"`
 
-	// Near is where ranks of the same machine and network namespace dial it, if that is elsewhere: not all routers send packets back to where they came from.
+	// Near is where ranks of the same machine and network namespace dial it, if that is elsewhere: not all routers send
+	// packets back to where they came from.
 	Near []netip.AddrPort `json:"near,omitempty"`
 }
 
-// networkName names the network of a rank among those of its process. Tests, in which the ranks are in one process, replace it.
+// networkName names the network of a rank among those of its process. Tests, in which the ranks are in one process,
+// replace it.
 var networkName = func(g *Group) string { return g.members[g.rank].hostKey() }
 
-// advertisedTo reports whether SAGECOMM_ADVERTISE counts between two ranks. Tests, whose ranks are on one machine, replace it.
+// advertisedTo reports whether SAGECOMM_ADVERTISE counts between two ranks. Tests, whose ranks are on one machine,
+// replace it.
 var advertisedTo = onOtherMachine
 
-// openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need to know of it. The key is
-// one that await takes.
+// openLinks opens this process's end of the links, admits the processes of the group, and returns what the others need
+// to know of it. The key is one that await takes.
 func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 	shared := networkKey{host: networkName(g), machines: g.machines(), checksums: checksumSettings[env.Checksums.Get(g.settings)], unacked: env.LinkTimeout.Get(g.settings),
 		data: env.DataConnections.Get(g.settings), listens: fmt.Sprint(env.SocketIfname.Get(g.settings), env.PortRange.Get(g.settings))}
@@ -97,7 +101,8 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 	return json.Marshal(told)
 }
 
-// notBetweenHosts are interfaces that join no machines, beside loopback. Those of private networks over the internet do, slowly.
+// notBetweenHosts are interfaces that join no machines, beside loopback. Those of private networks over the internet
+// do, slowly.
 var (
 	notBetweenHosts = env.Interfaces{Not: true, Names: []string{"docker", "podman", "lxc", "lxdbr", "veth", "virbr", "br-", "cni", "flannel", "cali", "cilium", "kube"}}
 	notWithinASite  = env.Interfaces{Not: true, Names: append([]string{"wg", "tun", "tap", "tailscale", "zt"}, notBetweenHosts.Names...)}
@@ -129,7 +134,8 @@ func (p *Process) betweenMachines() []netip.Addr {
 // warnOfInterfaces warns. Tests replace it.
 var warnOfInterfaces = func(text string) { observe.Warn("%s", text) }
 
-// linkEndpoint returns where this process is to listen for links. machines: loopback does not lead to all other processes.
+// linkEndpoint returns where this process is to listen for links. machines: loopback does not lead to all other
+// processes.
 func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstrap.Endpoint, err error) {
 	if e, err = p.endpoint(settings); err != nil {
 		return e, err
@@ -154,7 +160,8 @@ func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstr
 	return e, nil
 }
 
-// shareAddresses tells the others where this process listens, or why the rank cannot go on, and learns that of the others.
+// shareAddresses tells the others where this process listens, or why the rank cannot go on, and learns that of the
+// others.
 func (g *Group) shareAddresses(store bootstrap.Store, prefix string, limit time.Duration, failed error) error {
 	var mine []byte
 	if failed == nil {
@@ -195,8 +202,8 @@ func dialable(at []netip.AddrPort) bool {
 	})
 }
 
-// readAddresses finds the processes of the group in what its ranks have told. Ranks of two processes cannot have one identity: that of this process
-// would have no link.
+// readAddresses finds the processes of the group in what its ranks have told. Ranks of two processes cannot have one
+// identity: that of this process would have no link.
 func (l *groupLinks) readAddresses(all [][]byte, self int, members []member) error {
 	for rank, text := range all {
 		var at networkDescription

@@ -42,8 +42,8 @@ func verdictWait(s coll.Status) time.Duration {
 
 // memberLink sends frames to the process of a member. [tcp.Link] is one.
 type memberLink interface {
-	// TrySend sends a frame on a connection and does not wait. It reports false if the connection takes nothing now; an error means that
-	// the link is lost. Of a frame that it takes, a part may stay behind.
+	// TrySend sends a frame on a connection and does not wait. It reports false if the connection takes nothing now; an
+	// error means that the link is lost. Of a frame that it takes, a part may stay behind.
 	TrySend(on int, h *tcp.Header, payload ...[]byte) (taken bool, err error)
 	// TryFlush sends what has stayed behind and does not wait. It reports whether all is sent.
 	TryFlush(on int) (sent bool, err error)
@@ -59,7 +59,8 @@ type servedGroup interface {
 	takeVerdict(first *coll.Failure)
 	// Panicked is called if there will be no verdict, after a panic of the arbiter.
 	Panicked(r any) *coll.Failure
-	// haveLeft reports whether ranks have all said goodbye, as far as the group has its memory to look. Else it is not known.
+	// haveLeft reports whether ranks have all said goodbye, as far as the group has its memory to look. Else it is not
+	// known.
 	haveLeft(ranks []int) (left, known bool)
 	// linkWanted is called when a member wants a link to this process. It waits for nothing.
 	linkWanted(member int)
@@ -77,8 +78,8 @@ type arbiterConfig struct {
 	store   bootstrap.Claimer   // nil: the store does not last
 	key     string              // of the first cause in the store, to which the arbiter adds the number of the group
 
-	// left reports whether all ranks of a member have said goodbye. It waits for nothing. It is called until close returns, also when a
-	// group of this process has left and its memory is gone: it must not use that.
+	// left reports whether all ranks of a member have said goodbye. It waits for nothing. It is called until close
+	// returns, also when a group of this process has left and its memory is gone: it must not use that.
 	left func(member int) bool
 
 	closed func() // called once, behind the end of the arbiter; may be nil
@@ -86,11 +87,11 @@ type arbiterConfig struct {
 	info func(format string, args ...any) // logs; may be nil
 }
 
-// arbiter is a member of the verdict on a group over several hosts: it finds the first cause of its failure, the same on all survivors. A
-// process has one for each such group, whatever the number of its ranks in the group.
+// arbiter is a member of the verdict on a group over several hosts: it finds the first cause of its failure, the same
+// on all survivors. A process has one for each such group, whatever the number of its ranks in the group.
 //
-// One goroutine owns the [verdict.Member]. What happens is appended to a queue, so nobody waits for a claim or a link but who asks for that:
-// receivers of frames, and those who notice that a link is lost, never do.
+// One goroutine owns the [verdict.Member]. What happens is appended to a queue, so nobody waits for a claim or a link
+// but who asks for that: receivers of frames, and those who notice that a link is lost, never do.
 type arbiter struct {
 	arbiterConfig
 	memberOf map[int]int // by lowest rank
@@ -116,7 +117,8 @@ type arbiter struct {
 	flushed []chan struct{} // to be closed when there is nothing to send and no verdict to come
 }
 
-// newArbiter returns an arbiter that serves no group yet. It takes the store over. linkLost is called for links that were lost before as well.
+// newArbiter returns an arbiter that serves no group yet. It takes the store over. linkLost is called for links that
+// were lost before as well.
 func newArbiter(c arbiterConfig) *arbiter {
 	members := len(c.lowest)
 	c.key = fmt.Sprintf("%s/%x", c.key, c.number) // a store may hold causes of earlier jobs
@@ -167,8 +169,8 @@ func (a *arbiter) leave(g servedGroup) {
 	}
 }
 
-// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped. Where a link does not return, the
-// goroutine ends when it does.
+// close ends the arbiter. What has not been sent is not sent any more; a claim goes on, and its answer is dropped.
+// Where a link does not return, the goroutine ends when it does.
 func (a *arbiter) close() {
 	a.mu.Lock()
 	a.over, a.queue = true, nil
@@ -201,8 +203,8 @@ func (a *arbiter) knowsLeft(ranks []int) bool {
 	return false
 }
 
-// declare takes a failure of this process's own, waits for the verdict for a while, and returns it, or nil. Nobody waits any more once the group
-// has a cause of its own, when `caused` is closed.
+// declare takes a failure of this process's own, waits for the verdict for a while, and returns it, or nil. Nobody
+// waits any more once the group has a cause of its own, when `caused` is closed.
 func (a *arbiter) declare(f *coll.Failure, wait time.Duration, caused <-chan struct{}) *coll.Failure {
 	record := encodeRecord(f, a.size)
 	a.push(func() { a.member.Declare(record) })
@@ -215,8 +217,8 @@ func (a *arbiter) declare(f *coll.Failure, wait time.Duration, caused <-chan str
 	return a.cause.Load()
 }
 
-// take takes a frame of the verdict that has come over the link to a member. It does not wait. An error says what no member sends: the link
-// is to be ended.
+// take takes a frame of the verdict that has come over the link to a member. It does not wait. An error says what no
+// member sends: the link is to be ended.
 func (a *arbiter) take(over int, h *tcp.Header, payload []byte) error {
 	f, err := a.read(h, payload)
 	if err != nil {
@@ -253,8 +255,8 @@ func (a *arbiter) linkLost(member int) {
 	})
 }
 
-// flush returns when there is nothing to send and no verdict to come, but after the limit at the latest. A rank that leaves the group
-// calls it, so that what it has declared does not leave with it.
+// flush returns when there is nothing to send and no verdict to come, but after the limit at the latest. A rank that
+// leaves the group calls it, so that what it has declared does not leave with it.
 func (a *arbiter) flush(limit time.Duration) {
 	flushed := make(chan struct{})
 	a.push(func() { a.flushed = append(a.flushed, flushed) })
@@ -305,7 +307,8 @@ func (a *arbiter) run() {
 	}
 }
 
-// panicked fails the groups after a panic of the goroutine, and ends the links, since other members would wait for answers of this one.
+// panicked fails the groups after a panic of the goroutine, and ends the links, since other members would wait for
+// answers of this one.
 func (a *arbiter) panicked(r any) {
 	a.mu.Lock()
 	a.over, a.queue = true, nil
@@ -351,8 +354,8 @@ func (a *arbiter) step() bool {
 	return true
 }
 
-// look looks for members that have left, among those that this one watches: what such a member has sent for the verdict comes over the same link, in
-// front of its farewell. They read nothing any more.
+// look looks for members that have left, among those that this one watches: what such a member has sent for the verdict
+// comes over the same link, in front of its farewell. They read nothing any more.
 func (a *arbiter) look() {
 	for j := range a.known {
 		if a.links[j] != nil && !a.known[j] && a.left(j) {

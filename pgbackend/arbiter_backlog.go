@@ -9,9 +9,9 @@ import (
 
 // This file has what an arbiter has to send, and links have not taken yet.
 
-// mostWaiting bounds the frames that have come over one link, or are to be sent over it, at the same time. Of n members one that alone joins two
-// halves tells each member of n^2/4 lost links, and passes on CAUSE of n/2 others to it; LOST is of n(n-1)/2 links at most. Where more than n^2
-// wait, and 64 for each member, something repeats itself.
+// mostWaiting bounds the frames that have come over one link, or are to be sent over it, at the same time. Of n members
+// one that alone joins two halves tells each member of n^2/4 lost links, and passes on CAUSE of n/2 others to it; LOST
+// is of n(n-1)/2 links at most. Where more than n^2 wait, and 64 for each member, something repeats itself.
 func (a *arbiter) mostWaiting() int { return (64 + len(a.lowest)) * len(a.lowest) }
 
 // keep has frames sent, each once as long as it waits.
@@ -63,8 +63,8 @@ type backlog struct {
 	asked  int  // the number of the frame behind which the link was asked to tell that it has sent all
 }
 
-// add appends a frame, unless an equal one waits: frames may come twice, and each has the same effect once. It reports false if there are too
-// many, and drops all then.
+// add appends a frame, unless an equal one waits: frames may come twice, and each has the same effect once. It reports
+// false if there are too many, and drops all then.
 func (b *backlog) add(f verdict.Frame, most int) bool {
 	switch {
 	case b.waits[f]:

@@ -10,8 +10,8 @@ import (
 	"sagecomm/internal/verdict"
 )
 
-// This file translates between what an arbiter and its member say and what crosses: frames, which name members by their lowest ranks, and
-// records, which are failures as JSON.
+// This file translates between what an arbiter and its member say and what crosses: frames, which name members by their
+// lowest ranks, and records, which are failures as JSON.
 
 // memberFrame is a frame on its way to a link.
 type memberFrame struct {
@@ -66,7 +66,8 @@ func (a *arbiter) read(h *tcp.Header, payload []byte) (f verdict.Frame, err erro
 	return f, err
 }
 
-// answer returns the record of what the store has. Where a rank of this library did not write that, all ranks make the same record of it.
+// answer returns the record of what the store has. Where a rank of this library did not write that, all ranks make the
+// same record of it.
 func (a *arbiter) answer(value []byte) string {
 	if _, err := decodeRecord(string(value), a.size); err == nil {
 		return string(value)

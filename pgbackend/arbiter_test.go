@@ -33,8 +33,8 @@ func TestVerdictOfTheStore(t *testing.T) {
 	}, lasting(4)...)
 }
 
-// Without an answer of the store a failure is decided after 0.5 s and a round trip where all declare at once, and after 1.5 s and four trips
-// where only one has noticed it. What the store answers later changes nothing.
+// Without an answer of the store a failure is decided after 0.5 s and a round trip where all declare at once, and after
+// 1.5 s and four trips where only one has noticed it. What the store answers later changes nothing.
 func TestVerdictWithoutTheStore(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		c.declare(0, 1, 2)
@@ -169,7 +169,8 @@ func TestFlush(t *testing.T) {
 	}, lasting(2)...)
 }
 
-// An arbiter that has nothing to do sleeps: frames are sent when there is a failure only, and none again and again after the verdict.
+// An arbiter that has nothing to do sleeps: frames are sent when there is a failure only, and none again and again
+// after the verdict.
 func TestArbitersSleep(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		time.Sleep(time.Hour)
@@ -280,8 +281,8 @@ func TestRecordsOfFailures(t *testing.T) {
 	}
 }
 
-// Whatever is cut, silent or leaves, and whenever, members that are joined by links or by the store have one cause, and all that know of a failure
-// have one within 2 s: three claims may go by in silence.
+// Whatever is cut, silent or leaves, and whenever, members that are joined by links or by the store have one cause, and
+// all that know of a failure have one within 2 s: three claims may go by in silence.
 func TestOneCauseOfArbiters(t *testing.T) {
 	worlds := uint64(1000)
 	if testing.Short() {

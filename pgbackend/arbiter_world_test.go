@@ -16,8 +16,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// In these tests the arbiters of a group are in one process, with links in memory, and time is that of a bubble of synctest: what takes no
-// virtual time is as good as immediate.
+// In these tests the arbiters of a group are in one process, with links in memory, and time is that of a bubble of
+// synctest: what takes no virtual time is as good as immediate.
 
 // trip is how long a frame is under way.
 const trip = time.Millisecond
@@ -198,7 +198,8 @@ func (c *arbiterWorld) lose(i, j int) {
 
 func (c *arbiterWorld) noticed(i, j int) { c.members[i].linkLost(j) }
 
-// leave lets a member leave the group, whose process lives on with its links. The others see that over links that are not cut.
+// leave lets a member leave the group, whose process lives on with its links. The others see that over links that are
+// not cut.
 func (c *arbiterWorld) leave(i int) {
 	c.members[i].leave(c.groups[i])
 	c.mu.Lock()

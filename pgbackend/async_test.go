@@ -14,8 +14,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// Results and numbers follow the order of issue, whether works are waited for in the opposite order, on another thread, by a done
-// function, or never.
+// Results and numbers follow the order of issue, whether works are waited for in the opposite order, on another thread,
+// by a done function, or never.
 func TestAsynchronous(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		n := len(w.groups)

@@ -74,7 +74,8 @@ func TestReduceScatterOfEveryTypeAndReduction(t *testing.T) {
 	})
 }
 
-// Gather, scatter and all_to_all give the reference's result for blocks from no byte to several chunks, in one piece and in many.
+// Gather, scatter and all_to_all give the reference's result for blocks from no byte to several chunks, in one piece
+// and in many.
 func TestBlocksOfEqualLength(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		n := len(w.groups)

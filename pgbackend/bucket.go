@@ -11,9 +11,9 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// buckets gathers the collectives on host memory of a group that fuses: docs/protocol.md, section 14. fusion.Queue decides;
-// buckets tells it what happens, and carries out what it decides. The runner holds every operation until the queue lets it go,
-// in the order of issue, so nothing overtakes a bucket.
+// buckets gathers the collectives on host memory of a group that fuses: docs/protocol.md, section 14. fusion.Queue
+// decides; buckets tells it what happens, and carries out what it decides. The runner holds every operation until the
+// queue lets it go, in the order of issue, so nothing overtakes a bucket.
 type buckets struct {
 	g      *Group
 	limits fusion.Limits
@@ -26,7 +26,8 @@ type buckets struct {
 	timer     *time.Timer // made at its first use
 	ticking   bool
 	carried   bool // a collective was issued by the function that has the lock
-	// A step has failed or has panicked, so the queue and the runner's list may differ. No further step is made: the group fails.
+	// A step has failed or has panicked, so the queue and the runner's list may differ. No further step is made: the
+	// group fails.
 	stuck bool
 }
 
@@ -39,8 +40,8 @@ type agreement struct {
 // bucketTick is how often a rank with an open bucket looks whether a peer has begun an agreement, or the bucket is old.
 const bucketTick = 500 * time.Microsecond
 
-// bucketLinger is the age at which a rank proposes a bucket that nobody waits for. That closes nothing: the lowest proposal of all
-// ranks does. Tests change it.
+// bucketLinger is the age at which a rank proposes a bucket that nobody waits for. That closes nothing: the lowest
+// proposal of all ranks does. Tests change it.
 var bucketLinger = 2 * time.Millisecond
 
 func newBuckets(g *Group, limits fusion.Limits) *buckets {
@@ -79,8 +80,8 @@ func (b *buckets) issue(call runner.Call, op coll.Op) *coll.Failure {
 	return b.g.issued(op, refused)
 }
 
-// want calls use with the agreement that a thread waits for which waits for a held operation, and begins one unless there is one
-// under way.
+// want calls use with the agreement that a thread waits for which waits for a held operation, and begins one unless
+// there is one under way.
 func (b *buckets) want(use func(runner.Agreement)) {
 	b.locked(func() error {
 		if err := b.settle(); err != nil {
@@ -98,9 +99,9 @@ func (b *buckets) want(use func(runner.Agreement)) {
 	})
 }
 
-// tick makes this rank propose a bucket that is old, or about which a peer has begun an agreement. Peers that wait depend on it
-// if no thread of this rank issues or waits. It also completes operations for which no thread of this rank waits, where a thread
-// has waited for others in their bucket.
+// tick makes this rank propose a bucket that is old, or about which a peer has begun an agreement. Peers that wait
+// depend on it if no thread of this rank issues or waits. It also completes operations for which no thread of this rank
+// waits, where a thread has waited for others in their bucket.
 func (b *buckets) tick() {
 	if !b.g.life.acquire() {
 		return
@@ -120,8 +121,8 @@ func (b *buckets) tick() {
 	}
 }
 
-// peerHasBegun reports whether a peer has begun a collective that this rank has not numbered. It is an agreement, unless the
-// ranks make different calls.
+// peerHasBegun reports whether a peer has begun a collective that this rank has not numbered. It is an agreement,
+// unless the ranks make different calls.
 func (b *buckets) peerHasBegun() bool {
 	mine := b.g.run.Sequence()
 	for rank := range b.g.size {
@@ -154,9 +155,9 @@ func (b *buckets) done(a *agreement) {
 	}
 }
 
-// locked calls f with the lock, then sees to it that an agreement and a bucket that are left do not depend on callers. If f
-// returns an error, the group fails: operations that were issued cannot be carried out. It reports whether f has issued
-// collectives, which somebody has to drive.
+// locked calls f with the lock, then sees to it that an agreement and a bucket that are left do not depend on callers.
+// If f returns an error, the group fails: operations that were issued cannot be carried out. It reports whether f has
+// issued collectives, which somebody has to drive.
 func (b *buckets) locked(f func() error) (carried bool) {
 	var watch *agreement
 	err := func() error {
@@ -250,9 +251,8 @@ func (b *buckets) advance() error {
 	return nil
 }
 
-// settle ends the agreement that is under way, if it is complete. If it has failed, the group goes down, and the runner fails
-// what is held.
-// Requires: b.mu.
+// settle ends the agreement that is under way, if it is complete. If it has failed, the group goes down, and the runner
+// fails what is held. Requires: b.mu.
 func (b *buckets) settle() error {
 	a := b.agreement
 	if a == nil {
@@ -289,9 +289,8 @@ func memoryOf(call runner.Call, op coll.Op) memoryUse {
 	return use
 }
 
-// shares reports whether an operation uses memory that one of those before it writes, or writes memory that they use. In one
-// collective it would not come after them.
-// Requires: b.mu.
+// shares reports whether an operation uses memory that one of those before it writes, or writes memory that they use.
+// In one collective it would not come after them. Requires: b.mu.
 func (b *buckets) shares(use memoryUse) bool {
 	for _, before := range b.memory[max(0, len(b.memory)-b.limits.Count):] {
 		if overlap(before.written, use.written) || overlap(before.written, use.read) || overlap(before.read, use.written) {

@@ -15,8 +15,9 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// Random programs in groups that fuse. All ranks issue the same collectives in the same order; everything else differs by rank:
-// which of them are synchronous, where works are waited for or polled and where they are dropped, where a rank pauses.
+// Random programs in groups that fuse. All ranks issue the same collectives in the same order; everything else differs
+// by rank: which of them are synchronous, where works are waited for or polled and where they are dropped, where a rank
+// pauses.
 
 // fusedPrograms is the environment variable with the number of programs.
 const fusedPrograms = "TEST_FUSED_PROGRAMS"

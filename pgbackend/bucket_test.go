@@ -56,7 +56,8 @@ func finishAll(works []runner.Work) (first *coll.Failure) {
 	return first
 }
 
-// Ten operations are one collective and one agreement. Numbers, statistics and the flight recorder are those of the operations.
+// Ten operations are one collective and one agreement. Numbers, statistics and the flight recorder are those of the
+// operations.
 func TestOperationsShareACollective(t *testing.T) {
 	withoutLinger(t)
 	w := newWorldWith(t, 3, opTimeout, fused)
@@ -201,8 +202,8 @@ func TestNobodyWaits(t *testing.T) {
 	})
 }
 
-// A waiter carries out the bucket of its operation. The done functions of the others are called although nobody waits for them, and
-// one of them may wait for the next.
+// A waiter carries out the bucket of its operation. The done functions of the others are called although nobody waits
+// for them, and one of them may wait for the next.
 func TestDoneFunctionsOfABucketThatAWaiterHasCarriedOut(t *testing.T) {
 	withoutLinger(t)
 	w := newWorldWith(t, 2, opTimeout, fused)
@@ -310,8 +311,8 @@ func TestDestroyWithAnOpenBucket(t *testing.T) {
 	})
 }
 
-// A rank may destroy the group as soon as it has waited for one operation of a bucket: the others are complete too, and their done
-// functions are called.
+// A rank may destroy the group as soon as it has waited for one operation of a bucket: the others are complete too, and
+// their done functions are called.
 func TestDestroyAfterAWaitForOneOperationOfABucket(t *testing.T) {
 	withoutLinger(t)
 	w := newWorldWith(t, 2, opTimeout, fused)
@@ -341,7 +342,8 @@ func TestDestroyAfterAWaitForOneOperationOfABucket(t *testing.T) {
 	})
 }
 
-// All works of an open bucket, and of what is behind it, fail with the cause: waited for, with a done function, and issued later.
+// All works of an open bucket, and of what is behind it, fail with the cause: waited for, with a done function, and
+// issued later.
 func TestAbortWithAnOpenBucket(t *testing.T) {
 	withoutLinger(t)
 	w := newWorldWith(t, 2, opTimeout, fused)
@@ -379,8 +381,8 @@ func TestAbortWithAnOpenBucket(t *testing.T) {
 	w.groups[0].buckets.awaitTheEndOfTicks(t)
 }
 
-// A program that cannot be compiled, or a panic, when a bucket is carried out. Two threads of each rank wait, for operations of
-// one bucket.
+// A program that cannot be compiled, or a panic, when a bucket is carried out. Two threads of each rank wait, for
+// operations of one bucket.
 func TestBucketThatCannotBeCarriedOut(t *testing.T) {
 	for _, fault := range []func() error{
 		func() error { return errors.New("no memory, for the test") },

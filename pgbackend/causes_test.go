@@ -25,7 +25,8 @@ func length() runner.Incident {
 	return runner.Incident{Code: runner.Length, Peer: 0, Got: 4, Op: coll.Op{Kind: coll.Recv, Type: coll.Uint8, Root: 0}}
 }
 
-// A thread of a caller that meets an incident comes back to its caller, long before a verdict that does not come; the incident is diagnosed once.
+// A thread of a caller that meets an incident comes back to its caller, long before a verdict that does not come; the
+// incident is diagnosed once.
 func TestIncidentsLetCallersLookForSignals(t *testing.T) {
 	notLate(t, func(t *testing.T) (late bool) {
 		a := newFarGroup(t)
@@ -65,7 +66,8 @@ func TestIncidentsOfP2PLetCallersLookForSignals(t *testing.T) {
 	})
 }
 
-// No operation raises a cause before failure callbacks and the dump are behind, whoever has set the cause, and whoever comes later.
+// No operation raises a cause before failure callbacks and the dump are behind, whoever has set the cause, and whoever
+// comes later.
 func TestNobodyRaisesACauseBeforeItsCallbacks(t *testing.T) {
 	setHeadStart(t, hangAfter)
 	for name, later := range map[string]func(a *farGroup){
@@ -154,7 +156,8 @@ func TestPanicInTheVerdictFailsTheGroup(t *testing.T) {
 	require.Contains(t, a.Cause().Message, "internal error on rank 1")
 }
 
-// An arbiter that has panicked ends its links, so that nobody waits for its answers, and fails all its groups, also where one of them panics.
+// An arbiter that has panicked ends its links, so that nobody waits for its answers, and fails all its groups, also
+// where one of them panics.
 func TestPanicOfAnArbiterEndsItsLinks(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		c.members[1].groups = append([]servedGroup{panickingGroup{}}, c.members[1].groups...)
@@ -225,8 +228,8 @@ func TestBacklogIsBounded(t *testing.T) {
 	}, nil, nil, nil)
 }
 
-// What has come at once is taken as a whole: many lost links cost as much as one, and frames go over the links that are left. Meanwhile no frame
-// is kept twice.
+// What has come at once is taken as a whole: many lost links cost as much as one, and frames go over the links that are
+// left. Meanwhile no frame is kept twice.
 func TestWhatComesAtOnceIsTakenAsAWhole(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		require.NotNil(t, c.members[0].declare(of(0), deathWait, nil))
@@ -328,7 +331,8 @@ func TestRestOfAFrameIsSent(t *testing.T) {
 	}, lasting(2)...)
 }
 
-// A member that has left reads nothing, so nothing is kept for it; one whose link is lost for good costs a few looks a second.
+// A member that has left reads nothing, so nothing is kept for it; one whose link is lost for good costs a few looks a
+// second.
 func TestArbitersThatAreDoneSleep(t *testing.T) {
 	inWorld(t, func(t *testing.T, c *arbiterWorld) {
 		c.full[0][1] = true
@@ -366,7 +370,8 @@ func (*stuckLink) AfterSent(int, func())        {}
 func (l *stuckLink) TryFlush(int) (bool, error) { return true, nil }
 func (l *stuckLink) Break(error)                {}
 
-// A store that takes no part in a decision is worth a line of the log, with the reason: its clone may have failed long before.
+// A store that takes no part in a decision is worth a line of the log, with the reason: its clone may have failed long
+// before.
 func TestStoreThatFailsIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines []string

@@ -20,8 +20,8 @@ type Child struct {
 	Parent     *Group
 	Color, Key int   // of Split
 	LeftOut    []int // of Shrink: ranks of the parent
-	// Of Shrink, in place of LeftOut: the ranks of the parent that stay, in the order of the new group. Groups with different labels may
-	// be made in any order.
+	// Of Shrink, in place of LeftOut: the ranks of the parent that stay, in the order of the new group. Groups with
+	// different labels may be made in any order.
 	Members    []int
 	Label      uint64
 	Aborts     Aborts // of Shrink
@@ -56,9 +56,9 @@ type invitation struct {
 	Why string `json:"why,omitempty"` // there is no id
 }
 
-// Split makes a group of the ranks of a parent that have the same color, in the order of their keys, and of their ranks in the parent
-// where keys are equal. All ranks of the parent call it. A rank with a color below 0 takes part in the call and gets nil. The
-// children are made at the same time. If one is not made, none is.
+// Split makes a group of the ranks of a parent that have the same color, in the order of their keys, and of their ranks
+// in the parent where keys are equal. All ranks of the parent call it. A rank with a color below 0 takes part in the
+// call and gets nil. The children are made at the same time. If one is not made, none is.
 func (p *Process) Split(children []Child) ([]*Group, error) {
 	if err := distinctParents("split", children); err != nil {
 		return nil, err
@@ -189,8 +189,9 @@ type rankOf struct {
 
 func (r rankOf) String() string { return r.g.who(r.rank) }
 
-// Shrink makes groups without some ranks of a parent. Only the ranks that stay call it, all with the same list. The parent may have
-// failed; it must have met at a unique id. The ranks keep their order. The children are made at the same time. If one is not made, none is.
+// Shrink makes groups without some ranks of a parent. Only the ranks that stay call it, all with the same list. The
+// parent may have failed; it must have met at a unique id. The ranks keep their order. The children are made at the
+// same time. If one is not made, none is.
 func (p *Process) Shrink(children []Child) ([]*Group, error) {
 	if err := distinctParents("shrink", children); err != nil {
 		return nil, err
@@ -294,8 +295,8 @@ func (p *Process) serveShrink(g *Group, at shrinkPlan, refuse refusal) (shrinkPl
 	return at, nil
 }
 
-// shrinksOf returns the number of groups that this one was shrunk to with the same list. Groups that were not made do not count, so
-// that a rank that tries again meets one that has been late.
+// shrinksOf returns the number of groups that this one was shrunk to with the same list. Groups that were not made do
+// not count, so that a rank that tries again meets one that has been late.
 func (g *Group) shrinksOf(text string) int {
 	g.shrinking.Lock()
 	defer g.shrinking.Unlock()

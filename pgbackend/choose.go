@@ -22,8 +22,9 @@ type selectorKey struct {
 // group takes tenths of a second.
 func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, found probeResult, network networkOctaves) (*algo.Selector, error) {
 	key := selectorKey{w.fingerprint(), machine, fmt.Sprint(shape), found, network}
-	// The lock is held while the selector is made, with the tables of the kinds that have rules, because goroutines that wait
-	// here often need the same one. The other tables are predicted at the first use of a kind, under Group.compiling.
+	// The lock is held while the selector is made, with the tables of the kinds that have rules, because goroutines
+	// that wait here often need the same one. The other tables are predicted at the first use of a kind, under
+	// Group.compiling.
 	p.choosing.Lock()
 	defer p.choosing.Unlock()
 	if known := p.selectors[key]; known != nil {
@@ -41,9 +42,9 @@ func (p *Process) selector(shape algo.Shape, machine string, w tuningSettings, f
 	return made, nil
 }
 
-// choose sets the engine of the group's device lane, and its selector. A group over several hosts sets its selector anew when its links were
-// measured, and has one until then to find rules that it cannot follow.
-// Requires: g.members are known.
+// choose sets the engine of the group's device lane, and its selector. A group over several hosts sets its selector
+// anew when its links were measured, and has one until then to find rules that it cannot follow. Requires: g.members
+// are known.
 func (g *Group) choose() error {
 	if err := g.chooseEngine(); err != nil {
 		g.final = true
@@ -55,8 +56,8 @@ func (g *Group) choose() error {
 	return g.chooseForLinks(nil)
 }
 
-// chooseForLinks sets the selector of the group for what its ranks have told of links (link_probe.go), and what depends on it.
-// Requires: choose.
+// chooseForLinks sets the selector of the group for what its ranks have told of links (link_probe.go), and what depends
+// on it. Requires: choose.
 func (g *Group) chooseForLinks(told [][]byte) error {
 	if g.apart() {
 		g.probed = g.agreeOnLinks(told)
@@ -98,7 +99,8 @@ func (g *Group) choicesHash() uint64 {
 	return h.Sum64()
 }
 
-// untuned returns a sentence that says for which groups the tuning file has no entry, or "" if it has one for this group.
+// untuned returns a sentence that says for which groups the tuning file has no entry, or "" if it has one for this
+// group.
 func (g *Group) untuned() string {
 	w, shape := g.tuningSettings, g.shape()
 	if w.file == nil || w.file.Has(g.members[0].Machine, shape) {

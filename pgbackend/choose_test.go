@@ -69,8 +69,8 @@ func TestProbeMakesTheTables(t *testing.T) {
 	}
 }
 
-// Ranks that share processors use the hop time of crowded groups, unless the probe is off. The processors of all ranks count,
-// however the ranks are pinned.
+// Ranks that share processors use the hop time of crowded groups, unless the probe is off. The processors of all ranks
+// count, however the ranks are pinned.
 func TestCrowdedRanks(t *testing.T) {
 	pinned := func(sets ...topo.CPUSet) *Group {
 		g := &Group{size: len(sets), process: Get(), tuningSettings: tuningSettings{probe: true}}

@@ -8,7 +8,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// A call fails with the cause of its group where one of its operations does, also if that is the last one to end and all others have succeeded.
+// A call fails with the cause of its group where one of its operations does, also if that is the last one to end and
+// all others have succeeded.
 func TestTheLastOperationOfACoalescedCallFails(t *testing.T) {
 	async := func(kind coll.Kind, peer int) coll.Op {
 		op := p2pOp(kind, peer, 0)

@@ -147,8 +147,8 @@ func TestCoalescedOperationsOfOneKind(t *testing.T) {
 	})
 }
 
-// All kinds in one call, in an order that no single program can have, with sends and recvs around a ring of ranks, where each
-// recv stands behind the send that it needs.
+// All kinds in one call, in an order that no single program can have, with sends and recvs around a ring of ranks,
+// where each recv stands behind the send that it needs.
 func TestCoalescedOperationsOfAllKinds(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		size := len(w.groups)

@@ -14,8 +14,8 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// This file makes control exchanges: small all-gathers of the library's own data, over shared memory and links, at any time in
-// the life of a group. They take no ticket and no number, and no driver is involved, so they also work while
+// This file makes control exchanges: small all-gathers of the library's own data, over shared memory and links, at any
+// time in the life of a group. They take no ticket and no number, and no driver is involved, so they also work while
 // collectives hang. docs/protocol.md, section 13, has the words and the reasons; control_failure.go has the errors.
 
 // topic separates control exchanges that do not wait for each other. Ranks make the exchanges of one topic in the same
@@ -70,8 +70,8 @@ type controlTopic struct {
 	round uint64        // number of the last round that this rank has taken
 	end   *coll.Failure // why an exchange was not completed, and no later one can be
 
-	// Of this rank's rounds, as in its entry, which other processes of this host may write by mistake. Frames of ranks of other hosts are
-	// compared with these.
+	// Of this rank's rounds, as in its entry, which other processes of this host may write by mistake. Frames of ranks
+	// of other hosts are compared with these.
 	posted, taken, named atomic.Uint64
 }
 

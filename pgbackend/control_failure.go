@@ -71,8 +71,9 @@ func (x *controlExchange) timedOut(missing []int) *coll.Failure {
 	return f
 }
 
-// holdsUp returns the rank that holds up an exchange to which all ranks have come, of those that have not done their part of its present
-// step. One that answers may wait for one that does not. -1: several do not, or nothing is known of one.
+// holdsUp returns the rank that holds up an exchange to which all ranks have come, of those that have not done their
+// part of its present step. One that answers may wait for one that does not. -1: several do not, or nothing is known of
+// one.
 func (e evidence) holdsUp(missing []int) int {
 	silent := e.silentOf(missing)
 	switch {

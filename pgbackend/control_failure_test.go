@@ -74,7 +74,8 @@ func TestControlTimeoutNamesWhoDoesNotGoOn(t *testing.T) {
 	expectScenario(t, "control", "a rank that stops within an exchange", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 1) }), f))
 }
 
-// Between hosts, a rank that has not come to an exchange may wait for one that does not answer. Rank 1 waits in a collective for rank 2.
+// Between hosts, a rank that has not come to an exchange may wait for one that does not answer. Rank 1 waits in a
+// collective for rank 2.
 func TestControlTimeoutOverHosts(t *testing.T) {
 	setCompareEvery(t, time.Hour)
 	patient(t, time.Second)

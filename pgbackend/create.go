@@ -43,10 +43,10 @@ func (c Config) checkPlace() error {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 11
+const protocolVersion = 12
 
-// Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank fails,
-// Create returns an error on all ranks.
+// Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank
+// fails, Create returns an error on all ranks.
 func (p *Process) Create(c Config) (g *Group, err error) {
 	if err := c.checkPlace(); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g = &Group{process: p, birth: c.birth, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
 		attempt := c
-		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return telling(g.lost()) },
+		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return g.endOfWaits(c.Store) },
 			func(rank int) error {
 				return errors.Join(c.birth.twice(c.Rank), epochs.Twice(epoch), epochs.Overtaken(rank, epoch))
 			})
@@ -133,8 +133,8 @@ func thisProcess() string {
 	return fmt.Sprintf("host %s, pid %d", bootstrap.HostName(), os.Getpid())
 }
 
-// publish makes the group visible to the rest of the process, which may destroy it from then on. The caller has acquired the
-// group when publish returns.
+// publish makes the group visible to the rest of the process, which may destroy it from then on. The caller has
+// acquired the group when publish returns.
 func (p *Process) publish(g *Group) {
 	p.mu.Lock()
 	p.created++
@@ -190,8 +190,8 @@ func (g *Group) introduceItself() {
 // keys is the prefix of the keys at which the ranks of a group meet in the store.
 const keys = "sagecomm"
 
-// firstEpoch is the least epoch of this run of the job. torchrun restarts all ranks on the same store, and some of them may
-// not have reached their first group before the restart.
+// firstEpoch is the least epoch of this run of the job. torchrun restarts all ranks on the same store, and some of them
+// may not have reached their first group before the restart.
 func firstEpoch(environ []string) int {
 	for _, entry := range environ {
 		if value, ok := strings.CutPrefix(entry, "TORCHELASTIC_RESTART_COUNT="); ok {

@@ -39,7 +39,8 @@ func CreateFailure(name string, err error) *coll.Failure {
 	return f
 }
 
-// toldFailure is what a rank tells the others of a failure beside its text, so that all raise the same kind of error with the same culprit.
+// toldFailure is what a rank tells the others of a failure beside its text, so that all raise the same kind of error
+// with the same culprit.
 type toldFailure struct {
 	Status coll.Status `json:"status"`
 	Rank   int         `json:"rank"` // the culprit
@@ -82,8 +83,8 @@ func telling(err error) error {
 	return err
 }
 
-// forgetOwnCulprit takes this rank out of what others have told: where two ranks have lost each other, each names the other one, and no rank is the
-// culprit of its own error.
+// forgetOwnCulprit takes this rank out of what others have told: where two ranks have lost each other, each names the
+// other one, and no rank is the culprit of its own error.
 func (g *Group) forgetOwnCulprit(err error) {
 	own := func(detail []byte) bool {
 		told := readTold(detail)
@@ -126,7 +127,8 @@ func culprit(failed []bootstrap.RankFailure) (first *toldFailure) {
 	return first
 }
 
-// giveTo gives a failure the culprit. What went wrong there is another matter here, unless the culprit is lost or does not answer.
+// giveTo gives a failure the culprit. What went wrong there is another matter here, unless the culprit is lost or does
+// not answer.
 func (t *toldFailure) giveTo(f *coll.Failure) {
 	if t.Status == coll.PeerFailure || t.Status == coll.Timeout {
 		f.Status = t.Status

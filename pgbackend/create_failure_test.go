@@ -3,7 +3,9 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -75,28 +77,105 @@ func TestNoRankIsItsOwnCulprit(t *testing.T) {
 	}
 }
 
+// lostLink returns rank 0 of a group of four ranks in three processes, which has lost the link to ranks 1 and 2.
+func lostLink() *Group {
+	g := &Group{name: "g", size: 4, members: make([]member, 4), links: &groupLinks{
+		processes: []linkedProcess{{ranks: []int{0}}, {ranks: []int{1, 2}}, {ranks: []int{3}}}}}
+	for rank := range g.members {
+		g.members[rank].PID = 10 + rank
+	}
+	g.news.try = "try"
+	g.unlinked.Store(g.noLink(g.links.processes[1], errors.New("EOF")))
+	return g
+}
+
 // Of a process that is lost, any rank may have given the reason.
 func TestWhyUnlinkedIsAskedOfAllRanks(t *testing.T) {
 	for _, gaveUp := range []int{1, 2} {
-		g := &Group{name: "g", size: 4, members: make([]member, 4), links: &groupLinks{processes: []linkedProcess{{ranks: []int{0}}, {ranks: []int{1, 2}}, {ranks: []int{3}}}}}
-		for rank := range g.members {
-			g.members[rank].PID = 10 + rank
-		}
-		store := bootstrap.NewMemStore()
-		g.unlinked.Store(g.noLink(g.links.processes[1], errors.New("EOF")))
+		g, store := lostLink(), bootstrap.NewMemStore()
 		before := g.unlinked.Load()
-		g.askWhyUnlinked(store, "joined")
+		g.askWhyUnlinked(store)
 		require.Same(t, before, g.unlinked.Load())
-		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, 4, errors.New("sagecomm: no memory")))
-		g.askWhyUnlinked(store, "joined")
+		require.NoError(t, bootstrap.Abandon(store, "try"+joinedRound, gaveUp, 4, errors.New("sagecomm: no memory")))
+		g.askWhyUnlinked(store)
 		require.NoError(t, expect(g.unlinked.Load(), coll.System, fmt.Sprintf("rank %d (host , pid %d) does not make the group any more: no memory", gaveUp, 10+gaveUp)))
 		require.Equal(t, gaveUp, g.unlinked.Load().Rank)
 
-		require.NoError(t, bootstrap.Abandon(store, "joined", gaveUp, 4, telling(&coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"})))
+		died := &coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"}
+		require.NoError(t, bootstrap.Abandon(store, "try"+joinedRound, gaveUp, 4, telling(died)))
 		g.unlinked.Store(before)
-		g.askWhyUnlinked(store, "joined")
+		g.askWhyUnlinked(store)
 		f := g.unlinked.Load()
 		require.NoError(t, expect(f, coll.PeerFailure, "rank 3 died"))
 		require.Equal(t, []any{3, 13, "b"}, []any{f.Rank, f.PID, f.Host})
+		g.askWhyUnlinked(store)
+		require.Same(t, f, g.unlinked.Load())
+	}
+}
+
+// Rank 0 of a large group, which waits no longer because it has lost a link, tells all others the reason that a rank at
+// the end of the link has given, not that the link is lost.
+func TestRankZeroTellsWhyALinkWasLost(t *testing.T) {
+	const size = 66
+	g, store := lostLink(), countedGets{MemStore: bootstrap.NewMemStore(), gets: new(atomic.Int64)}
+	require.NoError(t, bootstrap.Abandon(store, "try"+joinedRound, 2, size, errors.New("sagecomm: no memory")))
+	require.Error(t, g.endOfWaits(store))
+	asked := store.gets.Load()
+	require.Error(t, g.endOfWaits(store))
+	require.Equal(t, asked, store.gets.Load())
+
+	own := bootstrap.Watchful(store, size, func() error { return g.endOfWaits(store) }, func(int) error { return nil })
+	require.Error(t, bootstrap.Agree(own, "round", 0, size, opTimeout, nil))
+	err := bootstrap.Agree(store, "round", 9, size, opTimeout, nil)
+	require.ErrorAs(t, err, new(*bootstrap.GaveUpError))
+	require.NoError(t, expect(CreateFailure("g", err), coll.System, "rank 2 (host , pid 12) does not make the group any more: no memory"))
+}
+
+// countedGets is a store that counts what it is asked.
+type countedGets struct {
+	*bootstrap.MemStore
+	gets *atomic.Int64
+}
+
+func (s countedGets) Get(key string, timeout time.Duration) ([]byte, error) {
+	s.gets.Add(1)
+	return s.MemStore.Get(key, timeout)
+}
+
+// A rank of a group whose processes do not all watch each other tells of a loss, once, and others hear of it.
+func TestALossIsToldToWhoDoesNotSeeIt(t *testing.T) {
+	died := &coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"}
+	for _, sparse := range []bool{false, true} {
+		store := countedGets{MemStore: bootstrap.NewMemStore(), gets: new(atomic.Int64)}
+		of := func(rank int) *Group {
+			g := lostLink()
+			g.rank, g.links.sparse = rank, sparse
+			g.unlinked.Store(nil)
+			return g
+		}
+		saw := of(1)
+		saw.unlinked.Store(died)
+		saw.tellOfLoss(store)
+		heard := of(0)
+		err := heard.endOfWaits(store)
+		if !sparse {
+			require.NoError(t, err)
+			require.Zero(t, store.gets.Load())
+			continue
+		}
+		require.NoError(t, expect(CreateFailure("g", err), coll.PeerFailure, "rank 3 died"))
+		require.Equal(t, 3, CreateFailure("g", err).Rank)
+		asked := store.gets.Load()
+		heard.askWhyUnlinked(store)
+		require.Error(t, heard.endOfWaits(store))
+		require.Equal(t, asked, store.gets.Load())
+
+		accused := of(3) // it is no culprit of its own error
+		require.NoError(t, expect(CreateFailure("g", accused.endOfWaits(store)), coll.System, "rank 3 died"))
+		require.Equal(t, -1, CreateFailure("g", accused.endOfWaits(store)).Rank)
+
+		waiting := of(2)
+		waiting.news.looked = time.Now() // it asks seldom
+		require.NoError(t, waiting.endOfWaits(countedGets{store.MemStore, new(atomic.Int64)}))
 	}
 }

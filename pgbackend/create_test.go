@@ -16,7 +16,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// expectRefused checks that Create fails on every rank with an error that contains all parts, and frees the group's memory.
+// expectRefused checks that Create fails on every rank with an error that contains all parts, and frees the group's
+// memory.
 func expectRefused(t *testing.T, n int, of func(rank int) options, parts ...string) {
 	t.Helper()
 	requireNoNetworks(t) // what crosses between hosts may keep memory of tests before
@@ -110,7 +111,8 @@ func TestDifferentSizesAreRefused(t *testing.T) {
 	measure(t, "the refusal", time.Since(began), opTimeout/10)
 }
 
-// Two processes are started as one rank, and the first one finds the other. Here the test writes the description of the other.
+// Two processes are started as one rank, and the first one finds the other. Here the test writes the description of the
+// other.
 func TestRankThatIsStartedTwice(t *testing.T) {
 	store := bootstrap.NewMemStore()
 	refused := make(chan error)
@@ -155,7 +157,8 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// This test forces each method of attaching. In one process all of them return the existing mapping; tests/go tests them between processes.
+// This test forces each method of attaching. In one process all of them return the existing mapping; tests/go tests
+// them between processes.
 func TestAttachForced(t *testing.T) {
 	for _, method := range []string{"proc", "scm", "tmpfs", "scm,tmpfs"} {
 		t.Run(method, func(t *testing.T) {
@@ -177,7 +180,8 @@ func TestAttachForced(t *testing.T) {
 	}
 }
 
-// A group that maps files frees everything that it needs in the process, which has room for only a few such groups at a time.
+// A group that maps files frees everything that it needs in the process, which has room for only a few such groups at a
+// time.
 func TestFilesOfManyGroups(t *testing.T) {
 	quick.Skip(t, "as many groups as a process may have arenas; TestSocketsOfManyGroups makes fewer")
 	dir := t.TempDir()

@@ -11,12 +11,13 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file finds the culprit of a timeout among the ranks of a group: the rank that does not go on, and none that waits for it. What is known
-// of ranks of this host lies in shared memory. Ranks of other hosts are asked (remote_state.go), and one that does not answer is silent: all that
-// is known of it is how far it was at least (docs/protocol.md, section 16, What a silent rank may be).
+// This file finds the culprit of a timeout among the ranks of a group: the rank that does not go on, and none that
+// waits for it. What is known of ranks of this host lies in shared memory. Ranks of other hosts are asked
+// (remote_state.go), and one that does not answer is silent: all that is known of it is how far it was at least
+// (docs/protocol.md, section 16, What a silent rank may be).
 
-// evidence is what a rank knows of the ranks of its group at the moment of a diagnosis. List, culprit and text of an error are made from one
-// evidence, so they agree.
+// evidence is what a rank knows of the ranks of its group at the moment of a diagnosis. List, culprit and text of an
+// error are made from one evidence, so they agree.
 type evidence struct {
 	rank, size int
 	library    bool      // a vendor's library carries operations out: a rank that waits for its own device may wait for any other rank
@@ -30,7 +31,8 @@ type evidence struct {
 	awaitedBy func(rank int, until time.Time) (awaited int, silent bool)
 }
 
-// evidence returns what is known of the lane, where no library carries operations out. Ranks of other hosts have been asked before.
+// evidence returns what is known of the lane, where no library carries operations out. Ranks of other hosts have been
+// asked before.
 func (g diagnosis) evidence(until time.Time) evidence {
 	e := evidence{rank: g.rank, size: g.size, until: until, last: make([]uint64, g.size), silent: make([]bool, g.size), gone: make([]bool, g.size),
 		unmet: make([]bool, g.size), consumed: g.run.Consumed, awaitedBy: g.awaitedBy}
@@ -59,7 +61,8 @@ func (e evidence) silentRanks() (list []int) {
 	return list
 }
 
-// isUnmet reports whether there was no link to a rank in time. Such a rank is never the culprit: it may have done all that it is to do.
+// isUnmet reports whether there was no link to a rank in time. Such a rank is never the culprit: it may have done all
+// that it is to do.
 func (e evidence) isUnmet(rank int) bool { return e.unmet != nil && e.unmet[rank] }
 
 // unmetPeer reports whether nothing is known of the peer of a p2p operation, since there was no link to it in time.
@@ -82,10 +85,11 @@ func (e evidence) silentOf(ranks []int) []int {
 	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return !e.silent[rank] })
 }
 
-// absent returns the ranks that have not begun a collective, but for those of which nothing is known, and the culprit, which comes first if it
-// is one of them. awaited is the rank that this rank waits for, or -1: its own operation has not started, so it waits for none. The culprit is
-// the furthest behind, and the others may wait for it in an earlier collective. How far a silent rank is, is not known, so it counts as the
-// culprit if all others wait. -1: that cannot be told apart.
+// absent returns the ranks that have not begun a collective, but for those of which nothing is known, and the culprit,
+// which comes first if it is one of them. awaited is the rank that this rank waits for, or -1: its own operation has
+// not started, so it waits for none. The culprit is the furthest behind, and the others may wait for it in an earlier
+// collective. How far a silent rank is, is not known, so it counts as the culprit if all others wait. -1: that cannot
+// be told apart.
 func (e evidence) absent(sequence uint64, awaited int) (list []int, culprit int) {
 	for rank := range e.size {
 		if rank != e.rank && e.last[rank] < sequence && !e.isUnmet(rank) {
@@ -130,9 +134,9 @@ func (e evidence) absentCulprit(list []int, awaited int) int {
 }
 
 // behind returns the rank that holds up a collective which all ranks have begun. The awaited rank may itself sleep for
-// another rank, down to the one that does not go on, and no rank that waits can be further back than that one. If even that one waits, and one
-// rank of suspects, nil for all ranks, is silent, it is that. -1: several are, or it may be one of which nothing is known. Nothing leads to a silent
-// rank that is no suspect.
+// another rank, down to the one that does not go on, and no rank that waits can be further back than that one. If even
+// that one waits, and one rank of suspects, nil for all ranks, is silent, it is that. -1: several are, or it may be one
+// of which nothing is known. Nothing leads to a silent rank that is no suspect.
 func (e evidence) behind(awaited int, suspects []int) int {
 	end, waits := e.end(awaited)
 	switch {
@@ -172,8 +176,9 @@ func (e evidence) behind(awaited int, suspects []int) int {
 	}
 }
 
-// end follows who awaits whom, from an awaited rank on. It returns a rank that is silent, or awaits nobody, or waits for one that was met before,
-// or perhaps for one that is unknown. If this rank awaits none, it is the one that does not go on.
+// end follows who awaits whom, from an awaited rank on. It returns a rank that is silent, or awaits nobody, or waits
+// for one that was met before, or perhaps for one that is unknown. If this rank awaits none, it is the one that does
+// not go on.
 func (e evidence) end(awaited int) (rank int, waits bool) {
 	if awaited < 0 {
 		return e.rank, false
@@ -208,19 +213,21 @@ func (e evidence) awaits(rank int, until time.Time) int {
 	return awaited
 }
 
-// sleeps reports whether a rank that awaits a rank waits for another one. One that awaits its own device does not: no other rank keeps that busy,
-// unless a library moves the data. One of which that is unknown may sleep.
+// sleeps reports whether a rank that awaits a rank waits for another one. One that awaits its own device does not: no
+// other rank keeps that busy, unless a library moves the data. One of which that is unknown may sleep.
 func (e evidence) sleeps(rank, awaited int) bool {
 	return awaited == unknown || awaited >= 0 && (awaited != rank || e.library)
 }
 
-// unknown stands for the rank that a rank of another host sleeps for, if that rank has answered no question of a search.
+// unknown stands for the rank that a rank of another host sleeps for, if that rank has answered no question of a
+// search.
 const unknown = -2
 
-// awaitedBy returns the rank that a rank sleeps for, or -1, or unknown, and whether the rank does not answer. It looks again until the given time,
-// because a rank that waits for long wakes up from time to time. A rank of another host is asked again, because what it has told is how it was at one
-// moment, ever more seldom, because each rank of the group may ask it. It ends early when the group gets another cause, and where nobody can answer.
-// Requires: the group is acquired.
+// awaitedBy returns the rank that a rank sleeps for, or -1, or unknown, and whether the rank does not answer. It looks
+// again until the given time, because a rank that waits for long wakes up from time to time. A rank of another host is
+// asked again, because what it has told is how it was at one moment, ever more seldom, because each rank of the group
+// may ask it. It ends early when the group gets another cause, and where nobody can answer. Requires: the group is
+// acquired.
 func (g diagnosis) awaitedBy(rank int, until time.Time) (awaited int, silent bool) {
 	cause := g.cause.Load()
 	r, before := g.remote(rank), int64(0)
@@ -254,8 +261,8 @@ func (g diagnosis) awaitedBy(rank int, until time.Time) (awaited int, silent boo
 // awakeFor is longer than a waiting rank stays awake, even on a busy machine. Tests change it.
 var awakeFor = 200 * time.Millisecond
 
-// standsStill is the end of a sentence about what all ranks have begun. rank is the one that holds it up, or -1 if it is one of several that do
-// not answer.
+// standsStill is the end of a sentence about what all ranks have begun. rank is the one that holds it up, or -1 if it
+// is one of several that do not answer.
 func (g diagnosis) standsStill(e evidence, rank int, silent []int) string {
 	if e.anyUnmet() {
 		silent = slices.DeleteFunc(slices.Clone(silent), e.isUnmet)

@@ -13,8 +13,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// known is what a rank knows in a case: numbers by rank, for whom each rank waits, or -1, who does not answer, and who stops to answer when it is
-// asked again.
+// known is what a rank knows in a case: numbers by rank, for whom each rank waits, or -1, who does not answer, and who
+// stops to answer when it is asked again.
 type known struct {
 	last     []uint64
 	consumed []uint64
@@ -150,7 +150,8 @@ func TestCulpritOfAnOperationThatHasNotStarted(t *testing.T) {
 	require.Equal(t, -1, culprit)
 }
 
-// A rank that waits for its own device is the one that does not go on, unless a library moves the data: then the device may wait for any rank.
+// A rank that waits for its own device is the one that does not go on, unless a library moves the data: then the device
+// may wait for any rank.
 func TestCulpritOfRanksAtTheirOwnGates(t *testing.T) {
 	for name, c := range map[string]struct {
 		known
@@ -170,7 +171,8 @@ func TestCulpritOfRanksAtTheirOwnGates(t *testing.T) {
 	}
 }
 
-// What a search finds silent stays so: list, culprit and text are made from the same, also when the rank answers meanwhile.
+// What a search finds silent stays so: list, culprit and text are made from the same, also when the rank answers
+// meanwhile.
 func TestSilenceIsTakenOnce(t *testing.T) {
 	e := known{awaits: []int{-1, 3, -1, 1}, silent: []int{0, 2}}.evidence(3)
 	require.Equal(t, -1, e.behind(1, nil))
@@ -207,7 +209,8 @@ func TestWordsForThoseWhoWaitForASilentRank(t *testing.T) {
 	require.NotContains(t, d.notArrived(e, []int{0, 1}, -1), "wait")
 }
 
-// For whom a rank of another host waits is asked again until it sleeps: it is awake at times, and what it has told is how it was at one moment.
+// For whom a rank of another host waits is asked again until it sleeps: it is awake at times, and what it has told is
+// how it was at one moment.
 func TestRankOfAnotherHostIsAskedAgain(t *testing.T) {
 	w := newHostsWorld(t, "01")
 	work, f := sumAsync(w.groups[1], 1000)
@@ -259,7 +262,8 @@ func setCompareEvery(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { compareEvery = real })
 }
 
-// A rank that does not answer is the end of the search, whomever it waited for when it last answered, and only until it answers again.
+// A rank that does not answer is the end of the search, whomever it waited for when it last answered, and only until it
+// answers again.
 func TestRankThatWaitedAndDoesNotAnswer(t *testing.T) {
 	between := newWire(t, 0, 1, false)
 	w := newHostsWorld(t, "012", between)
@@ -322,7 +326,8 @@ func TestQuestionsEndWithTheDiagnosis(t *testing.T) {
 	}
 }
 
-// A rank that has done its part of a collective and left answers nothing, and is not missed in it: only its goodbye says how far it was.
+// A rank that has done its part of a collective and left answers nothing, and is not missed in it: only its goodbye
+// says how far it was.
 func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
 	setCompareEvery(t, time.Hour)
 	for name, silent := range map[string]bool{"the other one answers": false, "the other one is silent": true} {
@@ -357,8 +362,8 @@ func TestRankThatLeftIsNotTheCulprit(t *testing.T) {
 	}
 }
 
-// Where the time of a search ends before a rank of another host has answered, it is unknown for whom that rank waits. Of one that has left nobody
-// waits for an answer.
+// Where the time of a search ends before a rank of another host has answered, it is unknown for whom that rank waits.
+// Of one that has left nobody waits for an answer.
 func TestSearchThatEndsBeforeAnAnswer(t *testing.T) {
 	setCompareEvery(t, time.Hour)
 	patient(t, hangAfter) // nobody is silent

@@ -11,16 +11,18 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group. It waits for operations on
-// devices as long as they may take, and for others destroyTimeout (settle.go). The wait ends when the group has failed, as it does when
-// a peer dies that had not left. Destroy does not wait until peers destroy the group too: sweep frees memory that they may still touch when they
-// have left or died. Behind a Settle it gives up at once what is left. Destroy returns an error if the group is being destroyed already.
+// Destroy waits until the issued operations are complete, tells the peers that this rank leaves, and frees the group.
+// It waits for operations on devices as long as they may take, and for others destroyTimeout (settle.go). The wait ends
+// when the group has failed, as it does when a peer dies that had not left. Destroy does not wait until peers destroy
+// the group too: sweep frees memory that they may still touch when they have left or died. Behind a Settle it gives up
+// at once what is left. Destroy returns an error if the group is being destroyed already.
 //
-// For a group that met at a unique id all operations have as long as they may take: its callers destroy a group while operations
-// that they have issued wait for peers, as NCCL permits.
+// For a group that met at a unique id all operations have as long as they may take: its callers destroy a group while
+// operations that they have issued wait for peers, as NCCL permits.
 func (g *Group) Destroy() error { return g.destroy(true) }
 
-// destroy is Destroy. With patient false all operations get destroyTimeout, for a process that ends, and the results with it.
+// destroy is Destroy. With patient false all operations get destroyTimeout, for a process that ends, and the results
+// with it.
 func (g *Group) destroy(patient bool) error {
 	if !g.life.move(destroying) {
 		return fmt.Errorf("sagecomm: group %q was destroyed already", g.title())
@@ -89,11 +91,12 @@ func (g *Group) destroyedHere() *coll.Failure {
 			g.title(), g.number(g.rank))}
 }
 
-// declareCut declares a failure because this rank, which destroys the group, is about to end operations on devices that are under way: those of its
-// peers may go on without its data. The kernels of a library even tell their peers that they have sent what these wait for. The group has not
-// failed for this rank, whose own operations end with destroyedHere. Nothing is declared where the group has failed, or has a cause of which the
-// arbiter has no verdict yet. Several threads may call it, for the group has a communicator for each device; each returns when the failure is declared.
-// Peers on other hosts hear of it a little later.
+// declareCut declares a failure because this rank, which destroys the group, is about to end operations on devices that
+// are under way: those of its peers may go on without its data. The kernels of a library even tell their peers that
+// they have sent what these wait for. The group has not failed for this rank, whose own operations end with
+// destroyedHere. Nothing is declared where the group has failed, or has a cause of which the arbiter has no verdict
+// yet. Several threads may call it, for the group has a communicator for each device; each returns when the failure is
+// declared. Peers on other hosts hear of it a little later.
 func (g *Group) declareCut(engine string) {
 	if !g.clean.Load() || g.run.FirstCause() != nil {
 		return
@@ -117,8 +120,8 @@ func (g *Group) declareCut(engine string) {
 	})
 }
 
-// tombs is the number of groups given up by this rank whose shared blocks are kept after the last peer has given up too. Such
-// peers do not write into the block, but may still read whether this rank has given up.
+// tombs is the number of groups given up by this rank whose shared blocks are kept after the last peer has given up
+// too. Such peers do not write into the block, but may still read whether this rank has given up.
 const tombs = 8
 
 // sweep frees the groups whose shared blocks no peer will touch any more.
@@ -175,9 +178,9 @@ func (g *Group) peersLeft() bool {
 	return g.life.now() == freed
 }
 
-// abandoned reports whether no peer will touch this rank's shared block any more, because each has left, died, or given up. A
-// peer that gave up has written so into its own shared block, which may be freed since and hold anything. That does no harm:
-// this rank frees no memory that others may touch before they have left themselves.
+// abandoned reports whether no peer will touch this rank's shared block any more, because each has left, died, or given
+// up. A peer that gave up has written so into its own shared block, which may be freed since and hold anything. That
+// does no harm: this rank frees no memory that others may touch before they have left themselves.
 func (g *Group) abandoned() bool {
 	gone := g.life.dead()
 	all := g.haveHeard()

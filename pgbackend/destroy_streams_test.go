@@ -11,8 +11,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// Where streams can wait, a caller does not wait for an operation on the host. Destroy waits longer than for peers if the stream of
-// a rank is late; the end of the process does not.
+// Where streams can wait, a caller does not wait for an operation on the host. Destroy waits longer than for peers if
+// the stream of a rank is late; the end of the process does not.
 func TestDestroyWaitsForLateStreams(t *testing.T) {
 	destroyWithLateStreams(t, 500*time.Millisecond, func() *world { return newWorld(t, 2) })
 }
@@ -155,8 +155,8 @@ func TestDestroyWaitsForLateStreamsOfP2P(t *testing.T) {
 	})
 }
 
-// A rank whose operations are queued whole has not waited for its peers. Destroy waits for them as long as operations may take, and not only as
-// long as for those on host memory.
+// A rank whose operations are queued whole has not waited for its peers. Destroy waits for them as long as operations
+// may take, and not only as long as for those on host memory.
 func TestDestroyWaitsForPeersThatCallLater(t *testing.T) {
 	const operations = 6
 	impatient(t, time.Nanosecond)

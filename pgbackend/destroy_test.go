@@ -14,7 +14,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// impatient sets how long Destroy waits for operations. What an earlier test has waited for in vain does not make that shorter.
+// impatient sets how long Destroy waits for operations. What an earlier test has waited for in vain does not make that
+// shorter.
 func impatient(t *testing.T, d time.Duration) {
 	t.Helper()
 	p := Get()
@@ -233,7 +234,8 @@ func TestDestroyAgainstEverything(t *testing.T) {
 	}
 }
 
-// The memory of a group stays while a call is inside, because the call would touch the memory of another group otherwise.
+// The memory of a group stays while a call is inside, because the call would touch the memory of another group
+// otherwise.
 func TestDestroyWaitsForCallsInside(t *testing.T) {
 	g := newWorld(t, 1).groups[0]
 	if !g.life.acquire() {
@@ -340,8 +342,8 @@ func TestDestroyFinishesP2PBetweenOthers(t *testing.T) {
 	}
 }
 
-// Peers have left when they have destroyed the group or have died, and it was destroyed here. Whoever asks finds that out when the group's
-// memory is gone, too.
+// Peers have left when they have destroyed the group or have died, and it was destroyed here. Whoever asks finds that
+// out when the group's memory is gone, too.
 func TestPeersThatHaveLeft(t *testing.T) {
 	w := newWorld(t, 2)
 	first, second := w.groups[0], w.groups[1]

@@ -19,8 +19,8 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// This file holds the engines of the device lane, and how a group chooses one of them. Every rank tells the others at the
-// rendezvous what it offers, so all ranks make the same choice (algo.ChooseEngine), and no operation waits for it.
+// This file holds the engines of the device lane, and how a group chooses one of them. Every rank tells the others at
+// the rendezvous what it offers, so all ranks make the same choice (algo.ChooseEngine), and no operation waits for it.
 
 // registeredEngine is an engine of the device lane.
 type registeredEngine struct {
@@ -34,14 +34,16 @@ type registeredEngine struct {
 	captures func(op coll.Op) bool
 }
 
-// stagedEngine is the engine that every rank offers. cudaEngine is that of ranks with NVIDIA's GPUs who share them, or have no NCCL.
+// stagedEngine is the engine that every rank offers. cudaEngine is that of ranks with NVIDIA's GPUs who share them, or
+// have no NCCL.
 const (
 	stagedEngine = "staged"
 	cudaEngine   = "cuda"
 	ncclEngine   = "nccl"
 )
 
-// deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their own.
+// deviceEngines holds the engines of this library by name. algo has the order of preference. Tests add engines of their
+// own.
 var deviceEngines = map[string]registeredEngine{
 	ncclEngine: vendorLibrary("cuda", func() (nccl.Library, error) {
 		if err := nccl.Blocks(runner.Environ()); err != nil {
@@ -67,8 +69,8 @@ var deviceEngines = map[string]registeredEngine{
 	},
 }
 
-// vendorLibrary is an engine that leaves collectives to a vendor's library. Where the ranks cannot use it, the next engine that all of
-// them offer does.
+// vendorLibrary is an engine that leaves collectives to a vendor's library. Where the ranks cannot use it, the next
+// engine that all of them offer does.
 func vendorLibrary[L vendor.Library](of string, library func() (L, error)) registeredEngine {
 	e := registeredEngine{
 		vendor:  of,
@@ -116,8 +118,8 @@ func (g *Group) engineOffers() algo.Offers {
 	return offers
 }
 
-// chooseEngine chooses the engine of the device lane. It returns an error if the user has set one that a rank does not offer.
-// Requires: g.members are known.
+// chooseEngine chooses the engine of the device lane. It returns an error if the user has set one that a rank does not
+// offer. Requires: g.members are known.
 func (g *Group) chooseEngine() error {
 	offers := make([]algo.Offers, g.size)
 	for rank, m := range g.members {
@@ -127,7 +129,8 @@ func (g *Group) chooseEngine() error {
 	return g.lacksEngine(g.deviceEngine)
 }
 
-// offersHere returns which of the engines that a rank offers can serve this group. An engine with memory that all ranks map reaches one host only.
+// offersHere returns which of the engines that a rank offers can serve this group. An engine with memory that all ranks
+// map reaches one host only.
 func (g *Group) offersHere(all algo.Offers) algo.Offers {
 	offers := algo.Offers{} // a rank may have told none
 	maps.Copy(offers, all)
@@ -156,8 +159,8 @@ func (g *Group) lacksEngine(choice algo.EngineChoice) error {
 		g.name, env.Engine.Name(), set, c.Why, strings.Join(who, ", "), algo.AutoEngine)
 }
 
-// engines returns the choice that holds now. Once the ranks know each other's devices they may have to do without the engine that
-// they had chosen, on the devices of their newest first collective.
+// engines returns the choice that holds now. Once the ranks know each other's devices they may have to do without the
+// engine that they had chosen, on the devices of their newest first collective.
 func (g *Group) engines() algo.EngineChoice {
 	if later := g.laterEngines.Load(); later != nil {
 		return *later

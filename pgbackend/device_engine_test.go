@@ -28,8 +28,8 @@ type namedEngine struct {
 
 func (e *namedEngine) Name() string { return e.name }
 
-// testEngines adds engines to the library until the test ends. lacking has, by name, why the ranks do not offer the engine; "" is
-// offered. It returns the names of the engines that were opened, by rank.
+// testEngines adds engines to the library until the test ends. lacking has, by name, why the ranks do not offer the
+// engine; "" is offered. It returns the names of the engines that were opened, by rank.
 func testEngines(t *testing.T, lacking map[string][]string) (opened func(rank int) string) {
 	before := maps.Clone(deviceEngines)
 	t.Cleanup(func() { deviceEngines = before })
@@ -143,7 +143,8 @@ func TestEngineSettingsThatDiffer(t *testing.T) {
 	}
 }
 
-// Without an engine in common, ranks use the CPU: an operation on a device is refused on each of them, and the group goes on.
+// Without an engine in common, ranks use the CPU: an operation on a device is refused on each of them, and the group
+// goes on.
 func TestRanksWithoutAnEngineInCommon(t *testing.T) {
 	testEngines(t, map[string][]string{"nccl": {"no libnccl.so.2", ""}, "staged": {"", "out of pinned memory"}})
 	w := newWorld(t, 2)
@@ -198,7 +199,8 @@ func TestExplainEnginesOfADescribedGroup(t *testing.T) {
 	require.Nil(t, e.Engines)
 }
 
-// Where a graph could hold a collective with another engine that all ranks offer, the refusal names it. NCCL has no reductions of bits.
+// Where a graph could hold a collective with another engine that all ranks offer, the refusal names it. NCCL has no
+// reductions of bits.
 func TestRefusalInACaptureNamesAnEngine(t *testing.T) {
 	real := openAccess
 	t.Cleanup(func() { openAccess = real })

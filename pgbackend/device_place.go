@@ -12,16 +12,16 @@ import (
 	"sagecomm/internal/topo"
 )
 
-// This file holds what the ranks of a group know of the links between their devices. Each rank tells the others in the rendezvous
-// where its device is, so all ranks know the same.
+// This file holds what the ranks of a group know of the links between their devices. Each rank tells the others in the
+// rendezvous where its device is, so all ranks know the same.
 
 const driverOfCUDA = "libcuda.so.1"
 
 // placeOf returns where the device of this rank of a group is, nil if that is not known. Tests replace it.
 //
-// The rank is taken to use the GPU that launchers mean for it: LOCAL_RANK, modulo the GPUs that CUDA sees. Only the management
-// library knows the GPUs, and starting it may take seconds where no process uses them. So placeOf asks it in processes that use
-// CUDA already: a group that was made before knows of no links.
+// The rank is taken to use the GPU that launchers mean for it: LOCAL_RANK, modulo the GPUs that CUDA sees. Only the
+// management library knows the GPUs, and starting it may take seconds where no process uses them. So placeOf asks it in
+// processes that use CUDA already: a group that was made before knows of no links.
 var placeOf = func(g *Group) *topo.Place {
 	if !lazylink.Loaded(driverOfCUDA) {
 		return nil
@@ -55,8 +55,8 @@ func (p *Process) places() []topo.Place {
 	return p.gpus
 }
 
-// placeOn returns the GPU that CUDA numbers so in this process, nil if it is not known. It may start the management library, which is
-// quick in a process that uses the GPU.
+// placeOn returns the GPU that CUDA numbers so in this process, nil if it is not known. It may start the management
+// library, which is quick in a process that uses the GPU.
 func (p *Process) placeOn(index int) *topo.Place {
 	if places := p.places(); index < len(places) {
 		return &places[index]
@@ -82,8 +82,8 @@ func linkOf(a, b *topo.Place, oneHost bool) algo.DeviceLink {
 	return algo.DeviceLink{Class: class, NVLinks: way.NVLinks, Version: way.Version, PCI: way.PCI}
 }
 
-// chooseOnDevices returns the choices of the engine cuda for the devices that the ranks use, which all ranks have told each other. It keeps
-// them for Explain.
+// chooseOnDevices returns the choices of the engine cuda for the devices that the ranks use, which all ranks have told
+// each other. It keeps them for Explain.
 func (g *Group) chooseOnDevices(seats []vendor.Seat, slot int) *algo.DeviceChoices {
 	choices := g.selector.ChooseOnDevices(slot, func(a, b int) algo.DeviceLink {
 		if seats[a].Device == seats[b].Device {
@@ -95,8 +95,8 @@ func (g *Group) chooseOnDevices(seats []vendor.Seat, slot int) *algo.DeviceChoic
 	return choices
 }
 
-// usable returns what a link is taken for between devices that use each other's memory. If nothing else is known of it, it
-// leads through a host bridge.
+// usable returns what a link is taken for between devices that use each other's memory. If nothing else is known of it,
+// it leads through a host bridge.
 func usable(link algo.DeviceLink) algo.DeviceLink {
 	if link.Class == algo.UnknownLink {
 		link.Class = algo.HostBridge
@@ -104,13 +104,14 @@ func usable(link algo.DeviceLink) algo.DeviceLink {
 	return link
 }
 
-// expectedChoices returns the choices of the engine cuda before the ranks have told each other which devices they use, by what is known of
-// the links before.
+// expectedChoices returns the choices of the engine cuda before the ranks have told each other which devices they use,
+// by what is known of the links before.
 func expectedChoices(s *algo.Selector, link func(a, b int) algo.DeviceLink) *algo.DeviceChoices {
 	return s.ChooseOnDevices(cuda.SlotBytes, func(a, b int) algo.DeviceLink { return usable(link(a, b)) })
 }
 
-// describedLink returns the link between the devices of two ranks of a described group, whose hosts are all like this one.
+// describedLink returns the link between the devices of two ranks of a described group, whose hosts are all like this
+// one.
 func (p *Process) describedLink(shape algo.Shape) func(a, b int) algo.DeviceLink {
 	perHost := shape.Size / shape.HostCount()
 	return func(a, b int) algo.DeviceLink {

@@ -63,7 +63,8 @@ func TestOneGPUForFourRanks(t *testing.T) {
 	require.Equal(t, "same device: 6; ", got)
 }
 
-// A rank of which nothing is known has no links that are known. Choices for tensors of the CPU do not depend on any of this.
+// A rank of which nothing is known has no links that are known. Choices for tensors of the CPU do not depend on any of
+// this.
 func TestLinksAreNoPartOfChoicesForTheCPU(t *testing.T) {
 	hashes := map[uint64]bool{}
 	for _, class := range []string{topo.ClassNVLink, topo.ClassSocket, ""} {
@@ -108,8 +109,8 @@ func TestLocalRank(t *testing.T) {
 	require.Nil(t, placeIn(nil, 0))
 }
 
-// The engine cuda chooses by the devices that the ranks use, which need not be those of the rendezvous. All ranks choose alike, and explain
-// what they have chosen.
+// The engine cuda chooses by the devices that the ranks use, which need not be those of the rendezvous. All ranks
+// choose alike, and explain what they have chosen.
 func TestChoicesOfTheEngineOfSharedDevices(t *testing.T) {
 	address := func(n int) string { return fmt.Sprintf("0000:%02x:00.0", n) }
 	gpu := func(n int) *topo.Place {

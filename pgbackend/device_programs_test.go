@@ -8,8 +8,9 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// Tests run random programs through a vendor's library, which carries out sums, and the staged engine, which carries out the rest of the same
-// lane. Operations read what earlier ones write, and write what earlier ones read, and nobody waits in between.
+// Tests run random programs through a vendor's library, which carries out sums, and the staged engine, which carries
+// out the rest of the same lane. Operations read what earlier ones write, and write what earlier ones read, and nobody
+// waits in between.
 
 const (
 	programBuffers = 4
@@ -181,7 +182,8 @@ func (d *fakeDevice) callerAwaits(w deviceWork) {
 	}
 }
 
-// runProgram runs a program on a rank. It returns its buffers, and what the caller has read, when the device has done all.
+// runProgram runs a program on a rank. It returns its buffers, and what the caller has read, when the device has done
+// all.
 func runProgram(g *Group, d *fakeDevice, list []programStep, late bool) (buffers, read [][]byte, err error) {
 	for range programBuffers {
 		b := d.buffer(programBytes)

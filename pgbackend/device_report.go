@@ -10,7 +10,8 @@ type DeviceReport struct {
 	Own        string `json:"own,omitempty"`        // engine that needs no such library, and takes several ranks on a device
 }
 
-// DescribeDevices looks for the devices and the libraries of all vendors. It opens the libraries, and starts the runtimes.
+// DescribeDevices looks for the devices and the libraries of all vendors. It opens the libraries, and starts the
+// runtimes.
 func DescribeDevices() (list []DeviceReport) {
 	for _, found := range vendors.Find() {
 		r := DeviceReport{Found: found}

@@ -12,8 +12,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file diagnoses incidents: it finds out why the runner cannot go on with an operation and which rank is the culprit, and
-// words the error.
+// This file diagnoses incidents: it finds out why the runner cannot go on with an operation and which rank is the
+// culprit, and words the error.
 
 // diagnosis is the diagnosis of an incident in one lane of a group.
 type diagnosis struct {
@@ -177,9 +177,9 @@ func announced(a runner.Announced) string {
 	return text
 }
 
-// mismatch finds the first call in which this rank and the peer differ, as far back as both remember. External runs are compared
-// when later ones than that of the incident are under way. Ranks whose calls are equal part only where one has read another
-// number of steps than the other, out of memory that a third one has spoiled.
+// mismatch finds the first call in which this rank and the peer differ, as far back as both remember. External runs are
+// compared when later ones than that of the incident are under way. Ranks whose calls are equal part only where one has
+// read another number of steps than the other, out of memory that a third one has spoiled.
 func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	through := max(t.Sequence, min(g.last(g.rank), g.last(t.Peer)))
@@ -226,14 +226,15 @@ func (g diagnosis) difference(peer int, through uint64) (mine, theirs runner.Ann
 	return mine, theirs, false
 }
 
-// timeout returns the failure of a timeout. It names the ranks that have not arrived and the last call of each. Its message
-// contains "timed out after" and " timeout ", which users' programs look for because torch's backends use them. For the same
-// reason the message for a rank that has left or died contains "Connection closed by peer".
+// timeout returns the failure of a timeout. It names the ranks that have not arrived and the last call of each. Its
+// message contains "timed out after" and " timeout ", which users' programs look for because torch's backends use them.
+// For the same reason the message for a rank that has left or died contains "Connection closed by peer".
 func (g diagnosis) timeout(e evidence, t runner.Incident) *coll.Failure {
 	return g.incomplete(e, t, fmt.Sprintf("timed out after its timeout of %v", t.Timeout))
 }
 
-// givenUp returns the failure of an operation that is not complete when this rank ends the group, which has waited for it.
+// givenUp returns the failure of an operation that is not complete when this rank ends the group, which has waited for
+// it.
 func (g diagnosis) givenUp(t runner.Incident, until time.Time, waited time.Duration) *coll.Failure {
 	e := g.evidence(until)
 	e.library = g.throughLibraryHere()
@@ -303,8 +304,8 @@ func (g diagnosis) unmatched(e evidence, t runner.Incident) string {
 		g.who(t.Peer), counterpart, g.lastCall(t.Peer, e.last[t.Peer], e.silent[t.Peer]), onDevices)
 }
 
-// late returns the rank whose stream is the furthest behind a collective of the device lane, or -1 if the streams of all ranks
-// have reached it, but for those that do not answer, of which that is not known.
+// late returns the rank whose stream is the furthest behind a collective of the device lane, or -1 if the streams of
+// all ranks have reached it, but for those that do not answer, of which that is not known.
 func (g diagnosis) late(e evidence, sequence uint64) int {
 	if g.run.Lane() == runner.HostLane {
 		return -1
@@ -365,8 +366,8 @@ func (g diagnosis) lastCall(rank int, last uint64, silent bool) string {
 	return "does not answer, so it is not known what it has called: it may be stopped, or its host busy"
 }
 
-// inOtherLane returns the last collective of a rank in the lane that the incident is not in, if this rank has not called it:
-// the rank may mean the call in which this one waits for it.
+// inOtherLane returns the last collective of a rank in the lane that the incident is not in, if this rank has not
+// called it: the rank may mean the call in which this one waits for it.
 func (g diagnosis) inOtherLane(rank int) (runner.Announced, bool) {
 	other := runner.DeviceLane
 	if g.run.Lane() == runner.DeviceLane {
@@ -385,8 +386,8 @@ func (g diagnosis) last(rank int) uint64 {
 	return last
 }
 
-// begun returns the number of the last collective that a rank has begun, as far as that is known. A rank of another host answers nothing behind
-// its goodbye, which has the number of the host lane.
+// begun returns the number of the last collective that a rank has begun, as far as that is known. A rank of another
+// host answers nothing behind its goodbye, which has the number of the host lane.
 func (g diagnosis) begun(rank int) uint64 {
 	if r := g.remote(rank); r != nil && g.run.Lane() == runner.HostLane {
 		return max(g.last(rank), r.pair.LeftAfter())

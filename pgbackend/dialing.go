@@ -18,8 +18,9 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// This file dials the processes of a group, and reads why one could not be dialed. A process may have several addresses, and each has an error of
-// its own: one may lose a packet while at another one, which means another machine on this network, somebody refuses.
+// This file dials the processes of a group, and reads why one could not be dialed. A process may have several
+// addresses, and each has an error of its own: one may lose a packet while at another one, which means another machine
+// on this network, somebody refuses.
 
 // noLink returns the failure of a link of the group that could not be made, or is lost before the group is made.
 func (g *Group) noLink(to linkedProcess, why error) *coll.Failure {
@@ -66,10 +67,10 @@ func notInTime(to linkedProcess, all []error) string {
 	return text
 }
 
-// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses, again and again, for a time at
-// least: a link at first need is dialed for longer than one of the rendezvous. It is not where left reports that the rank has left, and nobody listens at
-// the other end: a process that needs the link keeps its port open. The error has the reasons of the last attempt that ended by itself, if there is one.
-// left may be nil.
+// linkTo returns the link to a process. It dials until that succeeds, unless somebody refuses at all of its addresses,
+// again and again, for a time at least: a link at first need is dialed for longer than one of the rendezvous. It is not
+// where left reports that the rank has left, and nobody listens at the other end: a process that needs the link keeps
+// its port open. The error has the reasons of the last attempt that ended by itself, if there is one. left may be nil.
 func (l *groupLinks) linkTo(ctx context.Context, to linkedProcess, atLeast time.Duration, left func() bool) (link *tcp.Link, err error) {
 	id, n := tcp.Identity(to.at.ID), l.network
 	began := time.Now()

@@ -23,7 +23,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// Another attempt is made as long as one address may still answer, and for a bounded time where no network leads to the process.
+// Another attempt is made as long as one address may still answer, and for a bounded time where no network leads to the
+// process.
 func TestWhichErrorsOfDialingPass(t *testing.T) {
 	dialed := func(err error) error { return fmt.Errorf("10.0.0.2:5: %w", &net.OpError{Op: "dial", Err: err}) }
 	of := func(errs ...error) error { return &tcp.DialError{At: errs} }
@@ -88,7 +89,8 @@ func TestWhichErrorsOfDialingPass(t *testing.T) {
 	}
 }
 
-// dialerTo returns what a rank needs to link to a process that listens at some addresses, and how that is told when it fails.
+// dialerTo returns what a rank needs to link to a process that listens at some addresses, and how that is told when it
+// fails.
 func dialerTo(t *testing.T, at ...net.Listener) (l *groupLinks, to linkedProcess, told func(error) *coll.Failure) {
 	t.Helper()
 	own, err := net.Listen("tcp", "127.0.0.1:0")
@@ -122,7 +124,8 @@ func TestLinkThatIsNotMadeInTime(t *testing.T) {
 	require.NotContains(t, f.Message, "\n")
 }
 
-// A process that closes a connection when the secret was proved may have too many strangers, so it is dialed again, a few times. A reset is no refusal.
+// A process that closes a connection when the secret was proved may have too many strangers, so it is dialed again, a
+// few times. A reset is no refusal.
 func TestRefusalsAreTriedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		linger, attempts int
@@ -167,7 +170,8 @@ func TestRefusalsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// A link at first need is dialed for a while where nobody listens, one of the rendezvous not again. What it holds of the dials it gives back.
+// A link at first need is dialed for a while where nobody listens, one of the rendezvous not again. What it holds of
+// the dials it gives back.
 func TestNobodyListens(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -182,7 +186,8 @@ func TestNobodyListens(t *testing.T) {
 	require.Empty(t, l.network.dials)
 }
 
-// Where the rank has left, that ends sooner: who does not listen needs nothing. Where another address does not answer, it goes on.
+// Where the rank has left, that ends sooner: who does not listen needs nothing. Where another address does not answer,
+// it goes on.
 func TestNobodyListensToWhoHasLeft(t *testing.T) {
 	quick.Skip(t, "it waits between attempts")
 	shut, err := net.Listen("tcp", "127.0.0.1:0")

@@ -25,8 +25,8 @@ func (m slowMethod) Early(coll.Device) {
 	<-m.idle
 }
 
-// Early calls that wait for the device keep each caller of a p2p operation from it, and not only the first one: a call of the driver would wait where
-// no signal handler runs, and an abort does not end it.
+// Early calls that wait for the device keep each caller of a p2p operation from it, and not only the first one: a call
+// of the driver would wait where no signal handler runs, and an abort does not end it.
 func TestEarlyCallsKeepEachCaller(t *testing.T) {
 	m := slowMethod{begun: make(chan struct{}), idle: make(chan struct{})}
 	testEngines(t, nil)

@@ -11,7 +11,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// This file has what encrypts links to other hosts: the files that SAGECOMM_TLS_CERTIFICATE, SAGECOMM_TLS_KEY and SAGECOMM_TLS_AUTHORITIES name.
+// This file has what encrypts links to other hosts: the files that SAGECOMM_TLS_CERTIFICATE, SAGECOMM_TLS_KEY and
+// SAGECOMM_TLS_AUTHORITIES name.
 
 // encryption is what the links of a group are encrypted with.
 type encryption struct {
@@ -32,7 +33,8 @@ func openEncryption(settings *env.Settings) (e encryption, err error) {
 	return encryptionOf(func() ([3][]byte, [sha256.Size]byte, error) { return readEncryption(settings) })
 }
 
-// encryptionOf reads again where a certificate and a key do not belong together: they may be being renewed, one after the other.
+// encryptionOf reads again where a certificate and a key do not belong together: they may be being renewed, one after
+// the other.
 func encryptionOf(read func() (texts [3][]byte, hash [sha256.Size]byte, err error)) (e encryption, err error) {
 	for try := 0; ; try++ {
 		before := e.files

@@ -18,7 +18,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// The lane of an engine is down when the engine ends what its streams wait for: an operation whose stream goes on by that is no success.
+// The lane of an engine is down when the engine ends what its streams wait for: an operation whose stream goes on by
+// that is no success.
 func TestEnginesEndWaitsOfALaneThatIsDown(t *testing.T) {
 	w, of := externalWorld(t, 2, opTimeout)
 	g := w.groups[0]
@@ -78,7 +79,8 @@ func TestEnginesAreClosedBehindTheirPeers(t *testing.T) {
 	}
 }
 
-// The progress engine carries out operations of a lane that it did not know when the group was made, also if nobody waits for them.
+// The progress engine carries out operations of a lane that it did not know when the group was made, also if nobody
+// waits for them.
 func TestNobodyWaitsForTheFirstOperationOnADevice(t *testing.T) {
 	withDevices(t)
 	w := newWorld(t, 3)
@@ -158,8 +160,9 @@ func sumOn(g *Group, d *fakeDevice) *coll.Failure {
 	return f
 }
 
-// An operation is under way from its number on: it is recorded before its kernels are queued, which may meet those of peers, and a group that goes
-// down while they are queued, or because they cannot be, ends their waits. It is down by then.
+// An operation is under way from its number on: it is recorded before its kernels are queued, which may meet those of
+// peers, and a group that goes down while they are queued, or because they cannot be, ends their waits. It is down by
+// then.
 func TestAGroupGoesDownWhileAnOperationIsQueued(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		useNewPool(t)
@@ -212,7 +215,8 @@ func TestAGroupGoesDownWhileAnOperationIsQueued(t *testing.T) {
 	}
 }
 
-// A thread has its turn until it has queued the last command of its operation: another one's operation has no number before.
+// A thread has its turn until it has queued the last command of its operation: another one's operation has no number
+// before.
 func TestTurnsLastUntilAllIsQueued(t *testing.T) {
 	useNewPool(t)
 	devices := fakeDevices(t, 2, 1, true)
@@ -245,8 +249,9 @@ func TestTurnsLastUntilAllIsQueued(t *testing.T) {
 	require.Nil(t, <-others)
 }
 
-// A rank that is destroyed with operations of a library under way ends its kernels, and with them those of its peers, which then have no data. So the
-// peers have the failure before: their operations raise it, whatever their streams have done since. For the rank itself the group has not failed.
+// A rank that is destroyed with operations of a library under way ends its kernels, and with them those of its peers,
+// which then have no data. So the peers have the failure before: their operations raise it, whatever their streams have
+// done since. For the rank itself the group has not failed.
 func TestDestroyDeclaresThatItCutsOperationsOfALibrary(t *testing.T) {
 	for name, end := range map[string]func(g *Group) error{
 		"stopped":            endInSlices(WaitNone),

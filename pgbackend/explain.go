@@ -22,7 +22,8 @@ type Question struct {
 	Ranks int    `json:"ranks"`
 	Hosts int    `json:"hosts"` // 0 means 1; ranks are numbered host by host
 	Tune  string `json:"tune"`  // SAGECOMM_TUNE of the described group, where the environment has none
-	// Device asks about tensors on devices: the answer has the engine too. A described group has this process for each rank.
+	// Device asks about tensors on devices: the answer has the engine too. A described group has this process for each
+	// rank.
 	Device bool `json:"device"`
 	// Overlap, if there is one, asks in how many slices the collective and a computation hide each other best.
 	Overlap *overlapQuestion `json:"overlap"`
@@ -62,15 +63,16 @@ type Explanation struct {
 
 	Engine  string            `json:"engine,omitempty"` // of tensors on devices; both are empty if the question is not about them
 	Engines []engineCandidate `json:"engines,omitempty"`
-	// OnDevices has the candidates of the engine cuda, if that is the engine, and DeviceTable what it chooses for which lengths.
+	// OnDevices has the candidates of the engine cuda, if that is the engine, and DeviceTable what it chooses for which
+	// lengths.
 	OnDevices   []candidate `json:"device_candidates,omitempty"`
 	DeviceTable string      `json:"device_table,omitempty"`
 	// Links has what the ranks know of the links between their devices, the closest first.
 	Links []deviceLinks `json:"device_links,omitempty"`
 }
 
-// probedLinks is what the ranks of a group have measured of the links between hosts. Times are in seconds, the highest of the pairs of hosts that
-// were measured, and before they are rounded to parameters.
+// probedLinks is what the ranks of a group have measured of the links between hosts. Times are in seconds, the highest
+// of the pairs of hosts that were measured, and before they are rounded to parameters.
 type probedLinks struct {
 	Latency  float64 `json:"latency,omitempty"` // the times are absent if no pair was measured
 	Step     float64 `json:"step,omitempty"`
@@ -165,8 +167,8 @@ func (q *overlapQuestion) answer(s *algo.Selector, kind coll.Kind, bytes uint64,
 	return &overlapAnswer{chosen.Slices, chosen.Whole.Seconds(), chosen.Predicted.Seconds(), busy, processors, chosen.Why}, nil
 }
 
-// processorsFor returns the number of processors that the ranks of a question's group may run on. Each host of a described
-// group has those of this process.
+// processorsFor returns the number of processors that the ranks of a question's group may run on. Each host of a
+// described group has those of this process.
 func (p *Process) processorsFor(q Question) int {
 	if g := p.Group(q.Group); q.Group != 0 && g != nil {
 		return g.processors()
@@ -182,11 +184,13 @@ type choices struct {
 	fusion   string            // its limits
 	probed   *probedLinks      // nil: of one host, or only described
 	link     func(a, b int) algo.DeviceLink
-	// onDevices holds the choices of the engine cuda for the devices that the ranks use; nil: they have not told each other.
+	// onDevices holds the choices of the engine cuda for the devices that the ranks use; nil: they have not told each
+	// other.
 	onDevices *algo.DeviceChoices
 }
 
-// forDevices returns the choices of the engine cuda, nil if the group does without it. It serves groups of a host, of so many ranks.
+// forDevices returns the choices of the engine cuda, nil if the group does without it. It serves groups of a host, of
+// so many ranks.
 func (c choices) forDevices() *algo.DeviceChoices {
 	switch {
 	case c.engines.Engine != cudaEngine || c.shape.Apart || c.shape.Size > cuda.MostRanks:

@@ -18,8 +18,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// External runs: the streams of a device carry the operation out, as those of a vendor library do. Protocol: docs/protocol.md,
-// section 12.
+// External runs: the streams of a device carry the operation out, as those of a vendor library do. Protocol:
+// docs/protocol.md, section 12.
 
 // externalEngine leaves all operations to streams, which the test moves.
 type externalEngine struct {
@@ -94,8 +94,8 @@ func (e *externalEngine) word(i int) *runner.GateWords {
 	return e.words[i]
 }
 
-// externalWorld returns a group whose operations on devices are external, and the engine of each rank, which is there after its
-// first such operation.
+// externalWorld returns a group whose operations on devices are external, and the engine of each rank, which is there
+// after its first such operation.
 func externalWorld(t *testing.T, n int, timeout time.Duration) (*world, func(g *Group) *externalEngine) {
 	staged := deviceEngines["staged"]
 	t.Cleanup(func() { deviceEngines["staged"] = staged })
@@ -200,7 +200,8 @@ func TestMismatchOfAnExternalRunThatIsDone(t *testing.T) {
 	expectAll(t, failures, coll.Mismatch, "ranks disagree in collective #2: ", "rank 0 called all_reduce (float32, ", "rank 1 called all_reduce (int32, ")
 }
 
-// Behind the abort of a peer, a rank whose stream has ended its operations has lost nothing, whether the host has seen the end or not.
+// Behind the abort of a peer, a rank whose stream has ended its operations has lost nothing, whether the host has seen
+// the end or not.
 func TestFinishOfWhatAStreamHasEnded(t *testing.T) {
 	for range 20 {
 		w, of := externalWorld(t, 2, opTimeout)

@@ -13,9 +13,11 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file finds memory that callers of other libraries name by its address alone, and reads factors of PREMUL_SUM there.
+// This file finds memory that callers of other libraries name by its address alone, and reads factors of PREMUL_SUM
+// there.
 
-// Locate returns where memory is: on the host, unless a vendor's runtime that this process uses knows it as memory of a device.
+// Locate returns where memory is: on the host, unless a vendor's runtime that this process uses knows it as memory of a
+// device.
 func Locate(pointer uintptr) (coll.Device, error) { return vendors.Locate(pointer) }
 
 // factorTimeout bounds the wait for the stream in front of a factor.
@@ -27,7 +29,8 @@ const elementBytes = 16
 // factorSlice is how long a runtime waits for a stream at once.
 const factorSlice = 20 * time.Millisecond
 
-// ReadFactor returns one element as Op.Factor takes it. On a device it is what the stream leaves there, for which ReadFactor waits.
+// ReadFactor returns one element as Op.Factor takes it. On a device it is what the stream leaves there, for which
+// ReadFactor waits.
 func (p *Process) ReadFactor(pointer unsafe.Pointer, t coll.DataType, stream uintptr) (float64, error) {
 	if pointer == nil {
 		return 0, fmt.Errorf("no address is given")
@@ -90,14 +93,15 @@ func (p *Process) readDevice(at coll.Device, stream, from uintptr, to []byte) er
 	return nil
 }
 
-// factorReader has a stream in which nothing is left to do, and pinned memory. Both are kept: to give memory back waits for the device.
+// factorReader has a stream in which nothing is left to do, and pinned memory. Both are kept: to give memory back waits
+// for the device.
 type factorReader struct {
 	stream device.Stream
 	pinned device.Pinned
 }
 
-// factorReader takes one that nobody uses, or makes one. What a reader waits for may need an operation that another thread of this process
-// calls, which has a factor too.
+// factorReader takes one that nobody uses, or makes one. What a reader waits for may need an operation that another
+// thread of this process calls, which has a factor too.
 func (p *Process) factorReader(at coll.Device, access device.Access) (r factorReader, err error) {
 	p.factors.Lock()
 	free := p.factorReaders[at]

@@ -11,21 +11,23 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// closedByPeer is in the text of each failure by the end of a rank: users' programs look for it because torch's backends use it.
+// closedByPeer is in the text of each failure by the end of a rank: users' programs look for it because torch's
+// backends use it.
 const closedByPeer = "Connection closed by peer"
 
-// incidentSlice is how long a thread of a caller waits for the verdict before it comes back to its caller, which looks for signals.
+// incidentSlice is how long a thread of a caller waits for the verdict before it comes back to its caller, which looks
+// for signals.
 const incidentSlice = 50 * time.Millisecond
 
 // lookLimit is for how long the diagnosis of a death looks whether a driver lets go of a lane.
 const lookLimit = 2 * time.Millisecond
 
-// adopt makes every unfinished and later operation of this process fail with f, the group's first cause. Only the first call
-// sets the cause.
+// adopt makes every unfinished and later operation of this process fail with f, the group's first cause. Only the first
+// call sets the cause.
 func (g *Group) adopt(f *coll.Failure) { g.goDown(f, g.cause.CompareAndSwap(nil, f)) }
 
-// goDown takes the group down with its cause, behind failure callbacks and the dump of the flight recorder. fresh: f has just become the
-// cause, so this call sees to both; all others wait for that.
+// goDown takes the group down with its cause, behind failure callbacks and the dump of the flight recorder. fresh: f
+// has just become the cause, so this call sees to both; all others wait for that.
 func (g *Group) goDown(f *coll.Failure, fresh bool) {
 	if fresh {
 		g.announce(f)
@@ -38,8 +40,8 @@ func (g *Group) goDown(f *coll.Failure, fresh bool) {
 	g.down()
 }
 
-// downSoon takes a group that has a cause down, as goDown does. It waits for incidentSlice at most: a driver that comes back to an operation
-// whose group is not down yet meets the incident again.
+// downSoon takes a group that has a cause down, as goDown does. It waits for incidentSlice at most: a driver that comes
+// back to an operation whose group is not down yet meets the incident again.
 func (g *Group) downSoon() {
 	select {
 	case <-g.announced:
@@ -57,8 +59,8 @@ func (g *Group) announce(f *coll.Failure) {
 	g.process.observers.DumpFailure(view{g})
 }
 
-// adoptOwn is adopt for a failure of a group over several hosts of which there is no verdict yet: operations fail with it, and the verdict
-// takes its place. The failure word stays as it is.
+// adoptOwn is adopt for a failure of a group over several hosts of which there is no verdict yet: operations fail with
+// it, and the verdict takes its place. The failure word stays as it is.
 func (g *Group) adoptOwn(f *coll.Failure) {
 	g.replacing.Lock()
 	first := g.cause.CompareAndSwap(nil, f)
@@ -67,9 +69,10 @@ func (g *Group) adoptOwn(f *coll.Failure) {
 	g.goDown(f, first)
 }
 
-// takeVerdict takes the verdict on a group over several hosts: the first cause of its failure. Operations that have failed keep the cause that
-// they had. Failure callbacks run once, with the cause that came first. Several goroutines may call it at the same time; the first call counts.
-// A panic leaves the group down, with the verdict or with the panic as its cause.
+// takeVerdict takes the verdict on a group over several hosts: the first cause of its failure. Operations that have
+// failed keep the cause that they had. Failure callbacks run once, with the cause that came first. Several goroutines
+// may call it at the same time; the first call counts. A panic leaves the group down, with the verdict or with the
+// panic as its cause.
 func (g *Group) takeVerdict(first *coll.Failure) {
 	if !g.life.acquire() {
 		return
@@ -102,8 +105,8 @@ func (g *Group) takeVerdict(first *coll.Failure) {
 	}
 }
 
-// incident diagnoses why a driver of a lane cannot go on with an operation, declares that as the group's failure unless there is
-// one, and takes the group down.
+// incident diagnoses why a driver of a lane cannot go on with an operation, declares that as the group's failure unless
+// there is one, and takes the group down.
 func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 	if f := g.run.FirstCause(); f != nil {
 		g.adopt(f)
@@ -126,9 +129,9 @@ func (g *Group) incident(lane *runner.Group, t runner.Incident) {
 	})
 }
 
-// letOthersTell waits for the cause of another rank where the diagnosis of a timeout, which could go on until a time, has found no culprit, and links are
-// made at first need: the first record is the cause of all, and who has the link to the culprit knows more. Ranks that wait for each other time out at
-// about the same time.
+// letOthersTell waits for the cause of another rank where the diagnosis of a timeout, which could go on until a time,
+// has found no culprit, and links are made at first need: the first record is the cause of all, and who has the link to
+// the culprit knows more. Ranks that wait for each other time out at about the same time.
 func (g *Group) letOthersTell(f *coll.Failure, until time.Time) {
 	if f.Status != coll.Timeout || f.Rank >= 0 || !g.makesLinks() {
 		return
@@ -146,10 +149,10 @@ type incidents struct {
 	missing  atomic.Pointer[missing]
 }
 
-// declare diagnoses the first incident and declares it, on a goroutine of its own, because the wait for the verdict is longer than a thread of
-// a caller may go without a look for signals. It returns when the group is down, but after incidentSlice at the latest. A driver that comes back
-// to an operation whose group is not down yet meets the incident again.
-// Requires: the group is acquired.
+// declare diagnoses the first incident and declares it, on a goroutine of its own, because the wait for the verdict is
+// longer than a thread of a caller may go without a look for signals. It returns when the group is down, but after
+// incidentSlice at the latest. A driver that comes back to an operation whose group is not down yet meets the incident
+// again. Requires: the group is acquired.
 func (i *incidents) declare(g *Group, diagnose func() *coll.Failure) {
 	i.first.Do(func() {
 		i.declared = make(chan struct{})
@@ -172,9 +175,9 @@ func (i *incidents) declare(g *Group, diagnose func() *coll.Failure) {
 	}
 }
 
-// declareFailure makes f the group's first cause, unless the group has one already, and takes the group down with the first
-// cause. Several goroutines and ranks may declare failures at the same time. In a group over several hosts it waits for the verdict, for
-// a bounded time, and then goes down with f until the verdict is there.
+// declareFailure makes f the group's first cause, unless the group has one already, and takes the group down with the
+// first cause. Several goroutines and ranks may declare failures at the same time. In a group over several hosts it
+// waits for the verdict, for a bounded time, and then goes down with f until the verdict is there.
 func (g *Group) declareFailure(f *coll.Failure) {
 	if g.arbiter == nil {
 		g.adopt(g.run.Declare(f))
@@ -187,8 +190,9 @@ func (g *Group) declareFailure(f *coll.Failure) {
 	}
 }
 
-// peerDied declares the failure of the group because the process of a rank has ended, unless the rank had left before. The
-// watch over that process calls it. To a group that is being destroyed a death matters while operations of this rank are not complete.
+// peerDied declares the failure of the group because the process of a rank has ended, unless the rank had left before.
+// The watch over that process calls it. To a group that is being destroyed a death matters while operations of this
+// rank are not complete.
 //
 // A rank of another host counts as dead when the link to it is lost. Who knows of that has noted why.
 func (g *Group) peerDied(rank int) {
@@ -233,8 +237,8 @@ func (g *Group) peerDied(rank int) {
 	g.declareFailure(f)
 }
 
-// nameLastOf gives f the last collective that a rank has announced, in the host lane with the number last, and returns it in words: "" if
-// none is known.
+// nameLastOf gives f the last collective that a rank has announced, in the host lane with the number last, and returns
+// it in words: "" if none is known.
 func (g *Group) nameLastOf(rank int, last uint64, f *coll.Failure) (doing string) {
 	if call, ok := g.run.Announced(rank, last); ok {
 		f.Op = call.Op.Name()
@@ -254,7 +258,8 @@ func (g *Group) nameLastOf(rank int, last uint64, f *coll.Failure) (doing string
 	return doing
 }
 
-// nameOwn gives f the operation that this rank is in, or else the last collective that it has called, and returns it in words.
+// nameOwn gives f the operation that this rank is in, or else the last collective that it has called, and returns it in
+// words.
 func (g *Group) nameOwn(f *coll.Failure) string {
 	me := g.number(g.rank)
 	name := func(l *lane, op coll.Op, sequence uint64) string {
@@ -279,8 +284,8 @@ func (g *Group) nameOwn(f *coll.Failure) string {
 	return "before the first collective of " + me
 }
 
-// awaited returns the first of the operations of a lane that are not complete, as Oldest does. A driver that finds nothing to wait for lets go
-// soon, so one that does not is in a collective.
+// awaited returns the first of the operations of a lane that are not complete, as Oldest does. A driver that finds
+// nothing to wait for lets go soon, so one that does not is in a collective.
 func awaited(run *runner.Group) (t runner.Incident, found, driven bool) {
 	for until := time.Now().Add(lookLimit); ; time.Sleep(settlePause) {
 		if t, found, driven = run.Oldest(); !driven || time.Now().After(until) {
@@ -303,8 +308,8 @@ func (g *Group) abortFor(call string, shrink uint64, reason string) {
 		Message: fmt.Sprintf("sagecomm: group %q was aborted by %s: %s", g.title(), g.number(g.rank), reason)})
 }
 
-// Fail makes every operation of the group fail, here and on every rank, because this rank's caller cannot go on as the peers do. Of
-// fault it takes the status, the operation, which may be unknown, and the message, which is the reason.
+// Fail makes every operation of the group fail, here and on every rank, because this rank's caller cannot go on as the
+// peers do. Of fault it takes the status, the operation, which may be unknown, and the message, which is the reason.
 func (g *Group) Fail(fault *coll.Failure) error {
 	if fault.Status != coll.System && fault.Status != coll.Internal {
 		return fmt.Errorf("a group cannot fail with status %v: expected system or internal", fault.Status)
@@ -328,9 +333,10 @@ func (g *Group) Fail(fault *coll.Failure) error {
 	return nil
 }
 
-// fail declares a failure that was found outside the runner, unless the group has failed or is destroyed. It fills in the group, the
-// culprit's process, and a sequence number that is missing, of the lane in which the operation was. When it returns true, the group is down,
-// also if another thread is about to take it down. It returns false if no call may enter the group any more.
+// fail declares a failure that was found outside the runner, unless the group has failed or is destroyed. It fills in
+// the group, the culprit's process, and a sequence number that is missing, of the lane in which the operation was. When
+// it returns true, the group is down, also if another thread is about to take it down. It returns false if no call may
+// enter the group any more.
 func (g *Group) fail(f *coll.Failure) bool {
 	if !g.life.acquire() {
 		return false

@@ -8,8 +8,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// failureCallback calls functions of the user when the group has failed. It does so once, on a goroutine of its own, so that
-// the functions may call anything and take any time.
+// failureCallback calls functions of the user when the group has failed. It does so once, on a goroutine of its own, so
+// that the functions may call anything and take any time.
 type failureCallback struct {
 	mu    sync.Mutex
 	told  []func(*coll.Failure)
@@ -17,9 +17,9 @@ type failureCallback struct {
 	heard chan struct{} // closed when all functions have returned or headStart is over; nil: there are none
 }
 
-// headStart bounds how long operations wait for the functions before they raise the failure, so that the functions see the
-// process as it was. It is short compared with the least time in which a wait must raise, 100 ms after an abort. Tests change
-// it.
+// headStart bounds how long operations wait for the functions before they raise the failure, so that the functions see
+// the process as it was. It is short compared with the least time in which a wait must raise, 100 ms after an abort.
+// Tests change it.
 var headStart = 20 * time.Millisecond
 
 // ask registers tell, which is called when the group fails. It reports false if the functions were called before.
@@ -70,9 +70,9 @@ func (a *failureCallback) wait() {
 	}
 }
 
-// OnFailure registers tell, which is called once on a goroutine of its own: with the first cause when the group fails, or with
-// nil when the group is destroyed before that. Operations raise the failure when tell has returned, or after 20 ms. If the
-// group has failed already, OnFailure returns its cause and never calls tell.
+// OnFailure registers tell, which is called once on a goroutine of its own: with the first cause when the group fails,
+// or with nil when the group is destroyed before that. Operations raise the failure when tell has returned, or after 20
+// ms. If the group has failed already, OnFailure returns its cause and never calls tell.
 func (g *Group) OnFailure(tell func(*coll.Failure)) *coll.Failure {
 	if !g.life.acquire() {
 		return destroyed(g.name)

@@ -106,8 +106,8 @@ func TestFailureIsToldBeforeOperationsRaiseIt(t *testing.T) {
 	}
 }
 
-// Who finds another fault meanwhile goes on when the group is down, which follows the callback: an engine reports that an operation of a
-// device has ended as soon as it has declared the fault.
+// Who finds another fault meanwhile goes on when the group is down, which follows the callback: an engine reports that
+// an operation of a device has ended as soon as it has declared the fault.
 func TestASecondFailureReturnsWhenTheGroupIsDown(t *testing.T) {
 	setHeadStart(t, hangAfter)
 	w := newWorld(t, 2)

@@ -103,8 +103,9 @@ func TestTimeoutOfTheFirstCallAndOfP2P(t *testing.T) {
 	}
 }
 
-// A rank that waits in an earlier collective has not arrived either, but it is not the culprit: the rank that it waits for is.
-// Rank 0 is the root of two gathers and waits in the first one for rank 2, without end; rank 1 runs out of slots.
+// A rank that waits in an earlier collective has not arrived either, but it is not the culprit: the rank that it waits
+// for is. Rank 0 is the root of two gathers and waits in the first one for rank 2, without end; rank 1 runs out of
+// slots.
 func TestTimeoutNamesTheRankThatIsFurthestBehind(t *testing.T) {
 	w := newWorld(t, 3)
 	list := w.eachFailure(func(g *Group) *coll.Failure {

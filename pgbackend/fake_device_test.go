@@ -18,8 +18,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// fakeDevice is a device whose memory is slices and whose streams a goroutine carries out, one command after the other, of a
-// stream that it draws from a seed. Stream 0 is the caller's.
+// fakeDevice is a device whose memory is slices and whose streams a goroutine carries out, one command after the other,
+// of a stream that it draws from a seed. Stream 0 is the caller's.
 type fakeDevice struct {
 	t       *testing.T
 	mu      sync.Mutex
@@ -122,7 +122,8 @@ func (d *fakeDevice) hold(held bool) {
 	d.changed.Broadcast()
 }
 
-// drain waits until the streams have done all that they hold. After a failure none of them may wait for the library any more.
+// drain waits until the streams have done all that they hold. After a failure none of them may wait for the library any
+// more.
 func (d *fakeDevice) drain() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

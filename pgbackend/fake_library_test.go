@@ -51,8 +51,8 @@ func (m *fakeMemory) Release() {
 	m.d.memory = slices.DeleteFunc(m.d.memory, func(b []byte) bool { return unsafe.SliceData(b) == unsafe.SliceData(m.bytes) })
 }
 
-// fakeLibrary is a vendor's library of ranks in this process that sums and moves integers, by kernels in the streams of fake devices. A kernel waits
-// for those of the peers.
+// fakeLibrary is a vendor's library of ranks in this process that sums and moves integers, by kernels in the streams of
+// fake devices. A kernel waits for those of the peers.
 type fakeLibrary struct {
 	devices []*fakeDevice
 

@@ -23,7 +23,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// These fuzzers have what groups read of other hosts: frames of the verdict, entries of control exchanges, and what ranks write into the store.
+// These fuzzers have what groups read of other hosts: frames of the verdict, entries of control exchanges, and what
+// ranks write into the store.
 
 // brokenLink is a link over which nothing is sent, and which notices whether it was ended. full: it takes nothing.
 type brokenLink struct {
@@ -50,8 +51,9 @@ const (
 	mostFrames    = 200 // more than a link may have to send in a group of three members
 )
 
-// Whatever members send and the store holds, an arbiter refuses it, which ends the link, or goes on: it does not panic, has the cause that a member,
-// the store or this process has given, and has not more to send than its bounds allow, also where links take nothing.
+// Whatever members send and the store holds, an arbiter refuses it, which ends the link, or goes on: it does not panic,
+// has the cause that a member, the store or this process has given, and has not more to send than its bounds allow,
+// also where links take nothing.
 func FuzzVerdict(f *testing.F) {
 	record := encodeRecord(&coll.Failure{Status: coll.PeerFailure, Rank: 1, PID: 12, Host: "b", Message: "sagecomm: gone"}, 5)
 	frame := func(over, kind, from, to byte, number, block, taken uint16) []byte {
@@ -150,7 +152,8 @@ func (a *arbiter) handled(t *testing.T) {
 	}
 }
 
-// Whatever a remote rank sends in control exchanges, what this rank may be reading is not overwritten, and counts never fall.
+// Whatever a remote rank sends in control exchanges, what this rank may be reading is not overwritten, and counts never
+// fall.
 func FuzzEntries(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 0, 4, 9, 0, 2, 0, 1, 4, 9}, []byte("namedata"))
 	f.Add([]byte{1, 1, 0, 0xff, 4, 9, 1, 0, 1, 0, 0, 0}, make([]byte, controlPart+maxPurpose))
@@ -252,8 +255,8 @@ func withoutEngines(t testing.TB, description []byte) []byte {
 	return text
 }
 
-// Whatever a rank writes into the store as its description and its addresses, the others make a group of it, or refuse it with an error that names
-// it, and do not panic.
+// Whatever a rank writes into the store as its description and its addresses, the others make a group of it, or refuse
+// it with an error that names it, and do not panic.
 func FuzzDescriptions(f *testing.F) {
 	eachAProcess(f)
 	wrote := described(f)
@@ -328,8 +331,8 @@ func FuzzRecordsOfLinks(f *testing.F) {
 	})
 }
 
-// Whatever ranks choose in a split, the new group has those of one color in the order of their keys; what cannot be read is named, and an invitation is
-// an id or an error.
+// Whatever ranks choose in a split, the new group has those of one color in the order of their keys; what cannot be
+// read is named, and an invitation is an id or an error.
 func FuzzColors(f *testing.F) {
 	f.Add([]byte(`{"Color":1,"Key":2}`), []byte(`{"Color":1,"Key":-9}`), int64(1), []byte(`{"why":"no port"}`))
 	f.Add([]byte(`{}`), []byte("null"), int64(0), []byte("{}"))

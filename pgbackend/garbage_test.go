@@ -28,15 +28,16 @@ const (
 	atBytes     = atMessage + 16       // of a channel: the length of that message
 )
 
-// atChannel returns where a shared block has the offset of its rank's first channel to another rank. atTaken returns where it has
-// the number of messages taken from that rank's first channel.
+// atChannel returns where a shared block has the offset of its rank's first channel to another rank. atTaken returns
+// where it has the number of messages taken from that rank's first channel.
 func atChannel(size, to int) int64 {
 	return atVariable + int64((128+128+8)*size+8*runner.Channels*to)
 }
 
 func atTaken(size, from int) int64 { return atVariable + int64(128*size+128*from) }
 
-// The ranges of a rank's memory: its shared block of the host lane, and the first one that was allocated after the group was made.
+// The ranges of a rank's memory: its shared block of the host lane, and the first one that was allocated after the
+// group was made.
 const (
 	hostBlock  = 0
 	firstLater = 4 // behind the shared blocks and flight recorders of both lanes
@@ -134,7 +135,8 @@ func TestHashThatIsNobodysIsSaidAtOnce(t *testing.T) {
 	expectScenario(t, "garbage", "a hash that fits no call", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f))
 }
 
-// A rank has filled the slot of a call that it has not made, and the calls before are equal: neither of the two is at fault.
+// A rank has filled the slot of a call that it has not made, and the calls before are equal: neither of the two is at
+// fault.
 func TestStepsThatAreNotEqualAreSaidAtOnce(t *testing.T) {
 	const second = 128 + 8192 // from a small slot to the next one
 	w := newWorld(t, 2)
@@ -145,8 +147,8 @@ func TestStepsThatAreNotEqualAreSaidAtOnce(t *testing.T) {
 	expectScenario(t, "garbage", "more steps in equal calls", append(w.eachFailure(func(g *Group) *coll.Failure { return sum(g, 2) }), f))
 }
 
-// Errors name the value that is wrong in a collective made of messages, or in the lengths of an all_to_all. Rank 1 calls first, so
-// that rank 0 finds what it has written.
+// Errors name the value that is wrong in a collective made of messages, or in the lengths of an all_to_all. Rank 1
+// calls first, so that rank 0 finds what it has written.
 func TestWhatCollectivesCannotMeanIsSaidAtOnce(t *testing.T) {
 	const nowhere = 1 << 45
 	for _, c := range []struct {
@@ -205,8 +207,8 @@ func TestFailureOfNobody(t *testing.T) {
 	}
 }
 
-// A rank, or other code in its process, writes anywhere into shared memory while all ranks use it. Every operation ends in time,
-// with a result or a failure.
+// A rank, or other code in its process, writes anywhere into shared memory while all ranks use it. Every operation ends
+// in time, with a result or a failure.
 func TestRandomWritesNeitherCrashNorHang(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -278,8 +280,8 @@ func traffic(g *Group, n int) error {
 	return nil
 }
 
-// scribble writes random words, most of them near valid values, into one place after another. Each time it prefers one part of
-// the memory, so that not every run ends with the failure word.
+// scribble writes random words, most of them near valid values, into one place after another. Each time it prefers one
+// part of the memory, so that not every run ends with the failure word.
 func scribble(g *Group, random *rand.Rand, stop *atomic.Bool) {
 	g.compiling.Lock()
 	pieces := append(g.memory.ranges[:0:0], g.memory.ranges...)

@@ -104,8 +104,8 @@ func (s heldStore) Set(key string, value []byte) error {
 	return s.Store.Set(key, value)
 }
 
-// half makes a group that rank 1 has joined and rank 0 has given up: between mapping the memory and saying so, rank 1 was held up
-// for longer than rank 0 waited.
+// half makes a group that rank 1 has joined and rank 0 has given up: between mapping the memory and saying so, rank 1
+// was held up for longer than rank 0 waited.
 func half(t *testing.T) (joined *Group, gaveUp error) {
 	t.Helper()
 	mem, released := bootstrap.NewMemStore(), make(chan struct{})
@@ -132,7 +132,8 @@ func (s meetingStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.lateStore.Get(key, timeout)
 }
 
-// keptOf returns how many bytes a rank may keep of such a group, which has no large slots yet, for each of the last ones that it gave up.
+// keptOf returns how many bytes a rank may keep of such a group, which has no large slots yet, for each of the last
+// ones that it gave up.
 func keptOf(g *Group) (bytes int64) {
 	m := g.memory
 	for _, r := range append(m.ranges[:len(m.ranges):len(m.ranges)], m.control) {

@@ -37,7 +37,8 @@ type Group struct {
 	hostOf           []int                        // by rank: index in hosts
 	secret           []byte                       // of rank 0, for links between hosts, until the group is made
 	links            *groupLinks                  // nil: all ranks are on this host
-	unlinked         atomic.Pointer[coll.Failure] // why a link of the group could not be made
+	unlinked         atomic.Pointer[coll.Failure] // why the group cannot be made: a link is lost, or another rank has told of a loss
+	news             lossNews                     // of the rendezvous
 	peers            []runner.Peer
 	lane                                  // of operations on host memory
 	device           atomic.Pointer[lane] // of operations on devices; nil before the first one
@@ -79,8 +80,8 @@ type Group struct {
 	control  [topicCount]controlTopic
 	remotes  []*remoteControl // control areas of ranks of other hosts, by rank; nil: all ranks are on this host
 
-	// compiling guards what the engines of both lanes have compiled, and the growth of memory. It is held while programs are
-	// compiled, which may take tenths of a second.
+	// compiling guards what the engines of both lanes have compiled, and the growth of memory. It is held while
+	// programs are compiled, which may take tenths of a second.
 	compiling sync.Mutex
 
 	composites atomic.Int64 // number of composite operations that are not complete
@@ -172,9 +173,9 @@ func (g *Group) timeout() time.Duration { return time.Duration(g.operationTimeou
 // Cause returns the first cause of the group's failure, or nil if it has not failed.
 func (g *Group) Cause() *coll.Failure { return g.cause.Load() }
 
-// FirstCause returns the first cause of the group's failure, also when the group is destroyed; nil if that has not failed before. The verdict on a
-// group over several hosts may still come while it is destroyed. Where Destroy has given up operations on devices, for which the caller has not
-// waited, that is the cause.
+// FirstCause returns the first cause of the group's failure, also when the group is destroyed; nil if that has not
+// failed before. The verdict on a group over several hosts may still come while it is destroyed. Where Destroy has
+// given up operations on devices, for which the caller has not waited, that is the cause.
 func (g *Group) FirstCause() *coll.Failure {
 	if g.clean.Load() {
 		return g.givenUp.Load()

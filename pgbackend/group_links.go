@@ -36,7 +36,8 @@ type groupLinks struct {
 	lost      []atomic.Pointer[error] // by rank: why the link to it is lost
 }
 
-// metRanks are the ranks of other hosts of which the pair is made. The lanes of the group look at them as at those of this host.
+// metRanks are the ranks of other hosts of which the pair is made. The lanes of the group look at them as at those of
+// this host.
 type metRanks struct {
 	mu    sync.Mutex
 	ranks []int
@@ -87,8 +88,8 @@ type linkedProcess struct {
 // warnOfPlainLinks warns. Tests replace it.
 var warnOfPlainLinks = func(text string) { observe.Warn("%s", text) }
 
-// warnOfLinks warns of links that leave the host and are not encrypted, once in a job as a rule, and of what their secret protects from if rank 0
-// has made it.
+// warnOfLinks warns of links that leave the host and are not encrypted, once in a job as a rule, and of what their
+// secret protects from if rank 0 has made it.
 func (g *Group) warnOfLinks() {
 	at := g.links.network.told[0].Addr()
 	if g.rank != 0 || g.globalRank(0) != 0 || at.IsLoopback() || g.members[0].Encrypts {
@@ -104,8 +105,8 @@ func (g *Group) warnOfLinks() {
 	})
 }
 
-// useLinks makes this process a member of the verdict on the group, and reserves the shadows of all ranks of other hosts.
-// Requires: the memory of this host's ranks is attached.
+// useLinks makes this process a member of the verdict on the group, and reserves the shadows of all ranks of other
+// hosts. Requires: the memory of this host's ranks is attached.
 func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	l := g.links
 	var store bootstrap.Claimer
@@ -149,8 +150,8 @@ func (g *Group) useLinks(lasting bootstrap.Lasting, links []*tcp.Link) error {
 	return nil
 }
 
-// addShadow adds the pair with a rank of another host, whose shadow has a place among those of this rank. link is nil where there is none yet to
-// the process of that rank.
+// addShadow adds the pair with a rank of another host, whose shadow has a place among those of this rank. link is nil
+// where there is none yet to the process of that rank.
 func (g *Group) addShadow(rank, process int, link *tcp.Link, place int) error {
 	m, lost := g.members[rank], &g.links.lost[rank] // the group may have left its links when it is told of a loss
 	r := &remoteControl{set: g.links.network.set, own: g.ownControl(), rounds: &g.control}
@@ -206,8 +207,8 @@ func (g *Group) ownControl() *controlArea {
 	return (*controlArea)(unsafe.Pointer(unsafe.SliceData(g.memory.arena.Bytes(g.memory.control))))
 }
 
-// leaveRemotes frees what a group that was given up has for ranks of other hosts, while its shared block stays for those of this one.
-// Requires: no rank touches the memory of the group any more.
+// leaveRemotes frees what a group that was given up has for ranks of other hosts, while its shared block stays for
+// those of this one. Requires: no rank touches the memory of the group any more.
 func (g *Group) leaveRemotes() {
 	for rank := range g.size {
 		if g.isRemote(rank) {
@@ -217,7 +218,8 @@ func (g *Group) leaveRemotes() {
 	g.freeLinks()
 }
 
-// linked takes note that the group has the links that it begins with. Unless others are made at first need, no further process makes one for it.
+// linked takes note that the group has the links that it begins with. Unless others are made at first need, no further
+// process makes one for it.
 func (g *Group) linked() {
 	if !g.links.sparse {
 		g.closeLinking()
@@ -292,15 +294,16 @@ func (g *Group) freeLinks() {
 	g.links = nil
 }
 
-// openPair makes the pair with a rank of another host, before something is sent to it or awaited of it. Where this rank has left, or the group is not
-// made, there is none.
+// openPair makes the pair with a rank of another host, before something is sent to it or awaited of it. Where this rank
+// has left, or the group is not made, there is none.
 func (g *Group) openPair(rank int) {
 	if g.isRemote(rank) {
 		g.links.pairs[rank].Open()
 	}
 }
 
-// haveHeard reports whether all processes of other hosts were told that this rank has left, or nothing is told any more.
+// haveHeard reports whether all processes of other hosts were told that this rank has left, or nothing is told any
+// more.
 func (g *Group) haveHeard() bool {
 	return g.links == nil || !slices.ContainsFunc(g.links.pairs, func(p *shadow.Pair) bool { return p != nil && !p.HasLeft() })
 }

@@ -171,7 +171,8 @@ func finish(w runner.Work) *coll.Failure {
 	}
 }
 
-// measure logs if something took longer than it does on a machine that is not overloaded. Three times as long is a failure.
+// measure logs if something took longer than it does on a machine that is not overloaded. Three times as long is a
+// failure.
 func measure(t *testing.T, what string, took, bound time.Duration) {
 	t.Helper()
 	if took > 3*bound {

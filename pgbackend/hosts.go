@@ -9,7 +9,8 @@ import (
 
 // This file has what a group knows of the hosts of its ranks.
 
-// hostKey names the host of a rank: ranks with equal ones share memory. SAGECOMM_HOSTID separates hosts, and joins no machines.
+// hostKey names the host of a rank: ranks with equal ones share memory. SAGECOMM_HOSTID separates hosts, and joins no
+// machines.
 func (m *member) hostKey() string { return m.HostSetting + "@" + m.Arena.BootID }
 
 // findHosts finds out which ranks share a host.

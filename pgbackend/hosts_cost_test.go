@@ -14,7 +14,8 @@ import (
 
 // What groups over several hosts cost in the process: wake-ups, sockets and threads.
 
-// Whatever a rank tells ranks of other hosts wakes the pump of their link: nothing crosses because a pump looks by itself.
+// Whatever a rank tells ranks of other hosts wakes the pump of their link: nothing crosses because a pump looks by
+// itself.
 func TestPumpsAreWoken(t *testing.T) {
 	real := shadow.LongestSleep
 	shadow.LongestSleep = time.Hour
@@ -45,8 +46,8 @@ func TestPumpsAreWoken(t *testing.T) {
 	cutLast(t, newHostsWorld(t, hosts), 1000)
 }
 
-// The links of a process serve all of its groups: 16 ranks on 4 hosts have 2 sockets for each of the other processes and one that listens, however
-// many groups they make.
+// The links of a process serve all of its groups: 16 ranks on 4 hosts have 2 sockets for each of the other processes
+// and one that listens, however many groups they make.
 func TestSocketsOfManyGroups(t *testing.T) {
 	eachAProcess(t)
 	const hosts = "0000111122223333"
@@ -78,7 +79,8 @@ func TestSocketsOfManyGroups(t *testing.T) {
 	}
 }
 
-// What a death costs grows with the square of the number of processes (TestFramesOfADeath of internal/verdict). No thread waits for a link.
+// What a death costs grows with the square of the number of processes (TestFramesOfADeath of internal/verdict). No
+// thread waits for a link.
 func TestManyProcesses(t *testing.T) {
 	size := 40
 	if testing.Short() {

@@ -28,7 +28,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links know.
+// In these tests SAGECOMM_HOSTID puts the ranks of a group on several hosts, and each rank is a process as far as links
+// know.
 
 // eachAProcess lets each rank have links of its own.
 func eachAProcess(t testing.TB) {
@@ -38,8 +39,8 @@ func eachAProcess(t testing.TB) {
 	t.Cleanup(func() { networkName = real })
 }
 
-// onHosts returns options that put ranks on hosts, by rank: "0011" is two hosts with two ranks each. Payloads have checksums, which find buffers that are
-// used too early or too long.
+// onHosts returns options that put ranks on hosts, by rank: "0011" is two hosts with two ranks each. Payloads have
+// checksums, which find buffers that are used too early or too long.
 func onHosts(hosts string) func(rank int) options {
 	return func(rank int) options { return options{"hostid": "host " + hosts[rank:rank+1], "checksums": "always"} }
 }
@@ -95,8 +96,8 @@ func TestGroupsShareLinks(t *testing.T) {
 	again.each(func(g *Group) error { return asError(sum(g, 1000)) })
 }
 
-// A process that ends its links when its last group has ended costs those that it was linked to no new links for the groups that they make later.
-// One that goes away before it has said goodbye does.
+// A process that ends its links when its last group has ended costs those that it was linked to no new links for the
+// groups that they make later. One that goes away before it has said goodbye does.
 func TestOrderlyEndWearsNoLinks(t *testing.T) {
 	quick.Skip(t, "it waits for the ends of networks, and links are as good if they are made anew")
 	real := networkRest.Swap(int64(time.Millisecond))
@@ -150,7 +151,8 @@ func cutOff(w *world, rank int) {
 	die(w.groups[rank].links.network)
 }
 
-// die ends links as a death does. The network, which its groups cannot leave any more, does not count as one that is left.
+// die ends links as a death does. The network, which its groups cannot leave any more, does not count as one that is
+// left.
 func die(n *network) {
 	n.worn.Store(true)
 	n.node.Close()
@@ -160,7 +162,8 @@ func die(n *network) {
 	delete(p.networks.all, n)
 }
 
-// cutLast cuts the last rank off while the others are in a collective of n elements, and returns when they have one cause, which names it.
+// cutLast cuts the last rank off while the others are in a collective of n elements, and returns when they have one
+// cause, which names it.
 func cutLast(t *testing.T, w *world, n int) {
 	t.Helper()
 	before := w.groups[0].run.Sequence()
@@ -188,7 +191,8 @@ func cutLast(t *testing.T, w *world, n int) {
 	}, opTimeout, time.Millisecond)
 }
 
-// The failure by the loss of a rank on another host names what the survivor is in, or what it called last: it has never asked that rank.
+// The failure by the loss of a rank on another host names what the survivor is in, or what it called last: it has never
+// asked that rank.
 func TestLostRankAndOwnCall(t *testing.T) {
 	for _, c := range []struct {
 		name, op string
@@ -274,7 +278,8 @@ func TestMismatchWithoutDataOverHosts(t *testing.T) {
 	expectAll(t, list, coll.Mismatch, "collective #1", "root 0", "root 1")
 }
 
-// So is it where the data of one of two calls fits into channels: the rank that has sent it waits for another one later.
+// So is it where the data of one of two calls fits into channels: the rank that has sent it waits for another one
+// later.
 func TestMismatchBehindDataOverHosts(t *testing.T) {
 	quick.Skip(t, "ranks compare their calls once a second")
 	w := newHostsWorld(t, "012")
@@ -503,7 +508,8 @@ func TestAdvertisedAddresses(t *testing.T) {
 	}
 }
 
-// Rank 0 warns of links that leave the host in plain text, and of a secret that it has made itself: from whom that protects, and from whom not.
+// Rank 0 warns of links that leave the host in plain text, and of a secret that it has made itself: from whom that
+// protects, and from whom not.
 func TestWarningOfPlainLinks(t *testing.T) {
 	eachAProcess(t)
 	realAdvertised, realWarn := advertisedTo, warnOfPlainLinks
@@ -594,7 +600,8 @@ func TestChecksumSettings(t *testing.T) {
 	require.Equal(t, id, machineID(), "the boot id is the same")
 }
 
-// Groups that differ in where they listen, or in when a link counts as lost, share no links. A setting that cannot be kept is an error for a later group too.
+// Groups that differ in where they listen, or in when a link counts as lost, share no links. A setting that cannot be
+// kept is an error for a later group too.
 func TestSettingsOfLinks(t *testing.T) {
 	eachAProcess(t)
 	first, second := freePort(t), freePort(t)
@@ -628,7 +635,8 @@ func TestSettingsOfLinks(t *testing.T) {
 	}
 }
 
-// freePort returns a port that nobody listens at, and that the system gives to no connection meanwhile. Each call returns another one.
+// freePort returns a port that nobody listens at, and that the system gives to no connection meanwhile. Each call
+// returns another one.
 func freePort(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
@@ -680,7 +688,8 @@ func TestIdentitiesOfProcesses(t *testing.T) {
 	require.ErrorContains(t, read(told(1, at), near), "rank 1 wrote an invalid address")
 }
 
-// The engine cuda is for ranks of one host. Where no rank has a vendor's library either, tensors of devices go through the host.
+// The engine cuda is for ranks of one host. Where no rank has a vendor's library either, tensors of devices go through
+// the host.
 func TestEnginesOverHosts(t *testing.T) {
 	w := newHostsWorld(t, "01")
 	c, found := w.groups[0].deviceEngine.Candidate(cudaEngine)
@@ -698,7 +707,8 @@ func writeSecret(t *testing.T, secret string) string {
 	return path
 }
 
-// dyingStore is the store of a rank that dies when it writes in a round: nothing of it comes any more, and its links are closed.
+// dyingStore is the store of a rank that dies when it writes in a round: nothing of it comes any more, and its links
+// are closed.
 type dyingStore struct {
 	*bootstrap.MemStore
 	round string
@@ -725,14 +735,14 @@ func (s *dyingStore) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.MemStore.Get(key, timeout)
 }
 
-// lastRankDies lets three ranks on hosts make a group, of which the last one has this store, and returns what each got.
-func (s *dyingStore) lastRankDies(t *testing.T, hosts string) []error {
+// rankDies lets ranks on hosts make a group, of which one has this store, and returns what each got.
+func (s *dyingStore) rankDies(t *testing.T, hosts string, dying int) []error {
 	t.Helper()
-	errs := make([]error, 3)
+	errs := make([]error, len(hosts))
 	began := time.Now()
-	ranksOf(t, 3, func(rank int) error {
-		config := Config{Rank: rank, Size: 3, Name: t.Name(), Timeout: opTimeout, Store: s.MemStore, Lasting: s.MemStore, Options: onHosts(hosts)(rank)}
-		if rank == 2 {
+	ranksOf(t, len(hosts), func(rank int) error {
+		config := Config{Rank: rank, Size: len(hosts), Name: t.Name(), Timeout: opTimeout, Store: s.MemStore, Lasting: s.MemStore, Options: onHosts(hosts)(rank)}
+		if rank == dying {
 			config.Store = s
 		}
 		_, errs[rank] = Get().Create(config)
@@ -764,7 +774,7 @@ func TestDeathsWhileHostsMeet(t *testing.T) {
 			}
 			store := bootstrap.NewMemStore()
 			dying := &dyingStore{MemStore: store, round: c.round, die: func() { closeNodes(" 2") }}
-			errs := dying.lastRankDies(t, "001")
+			errs := dying.rankDies(t, "001", 2)
 			for rank := range 2 {
 				f := CreateFailure("g", errs[rank])
 				require.NoError(t, expect(f, c.status, c.text), rank)
@@ -808,7 +818,8 @@ func closeNodes(suffix string) {
 	}
 }
 
-// requireNoNetworks waits until no network is open any more. Those of other tests end, too. The quick tests do not wait for networkRest.
+// requireNoNetworks waits until no network is open any more. Those of other tests end, too. The quick tests do not wait
+// for networkRest.
 func requireNoNetworks(t *testing.T) {
 	t.Helper()
 	p, left := Get(), ""

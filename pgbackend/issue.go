@@ -12,8 +12,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// issue issues an operation that the fast path does not take: the first one of its kind and size class, an asynchronous one,
-// one that is queued behind others, or one that must be refused.
+// issue issues an operation that the fast path does not take: the first one of its kind and size class, an asynchronous
+// one, one that is queued behind others, or one that must be refused.
 func (g *Group) issue(call runner.Call) *coll.Failure {
 	if f := g.failed(); f != nil {
 		return f
@@ -66,8 +66,8 @@ func (g *Group) issued(op coll.Op, err error) *coll.Failure {
 	return nil
 }
 
-// refusedInCapture returns the error of a call whose stream is being captured. It names an engine other than that of the group by which a graph
-// can hold the collective and which all ranks offer, if there is one.
+// refusedInCapture returns the error of a call whose stream is being captured. It names an engine other than that of
+// the group by which a graph can hold the collective and which all ranks offer, if there is one.
 func (g *Group) refusedInCapture(op coll.Op, refused error) error {
 	if !op.Kind.Collective() {
 		return refused
@@ -119,8 +119,9 @@ func (g *Group) broken(op coll.Op, err error) *coll.Failure {
 	return g.failed()
 }
 
-// Issue issues an operation for Go callers: composite operations, tests and benchmarks. The input buffer is the concatenation
-// of in, the output buffer that of out; runner.Group.Issue says who owns them until the operation is complete.
+// Issue issues an operation for Go callers: composite operations, tests and benchmarks. The input buffer is the
+// concatenation of in, the output buffer that of out; runner.Group.Issue says who owns them until the operation is
+// complete.
 func (g *Group) Issue(op coll.Op, in, out [][]byte) (runner.Work, *coll.Failure) {
 	return g.run.Issue(op, in, out)
 }

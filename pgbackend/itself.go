@@ -9,9 +9,10 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// batches returns the batch of each operation of a coalesced call, or runner.LeftOut. Sends of this rank to itself are paired with its recvs
-// from itself where their caller asks for that, as NCCL does it: a call in which they do not pair is refused, where it would wait for ever,
-// and so is a pair that does not match. A pair on one piece of memory is left out.
+// batches returns the batch of each operation of a coalesced call, or runner.LeftOut. Sends of this rank to itself are
+// paired with its recvs from itself where their caller asks for that, as NCCL does it: a call in which they do not pair
+// is refused, where it would wait for ever, and so is a pair that does not match. A pair on one piece of memory is left
+// out.
 func (g *Group) batches(calls []runner.Call, ops []coll.Op) ([]uint32, *coll.Failure) {
 	var sends, recvs []int
 	for i, op := range ops {

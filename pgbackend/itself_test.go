@@ -52,7 +52,8 @@ func TestP2PWithItselfMustPair(t *testing.T) {
 	})
 }
 
-// itselfBesides returns a call in which a rank sends two buffers to itself, one of them onto itself, beside an all_reduce and an exchange.
+// itselfBesides returns a call in which a rank sends two buffers to itself, one of them onto itself, beside an
+// all_reduce and an exchange.
 func itselfBesides(g *Group, buffer func([]byte) []byte) *mixed {
 	in, onto, out := payload(g.rank, g.rank, 0, 3000), payload(g.rank, g.rank, 1, 3000), make([]byte, 3000)
 	m := &mixed{want: [][]byte{in, onto}}
@@ -72,7 +73,8 @@ func itselfBesides(g *Group, buffer func([]byte) []byte) *mixed {
 	return m
 }
 
-// A send to itself and its recv in one buffer leave that as it is, alone and beside other operations, on host memory and on a device.
+// A send to itself and its recv in one buffer leave that as it is, alone and beside other operations, on host memory
+// and on a device.
 func TestP2POntoItself(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		t.Run(fmt.Sprintf("host, %d ranks", n), func(t *testing.T) {
@@ -116,7 +118,8 @@ func TestP2POntoItself(t *testing.T) {
 	}
 }
 
-// Without pairs, the recv with the same tag takes a send of a rank to itself: only one into the same buffer changes no memory.
+// Without pairs, the recv with the same tag takes a send of a rank to itself: only one into the same buffer changes no
+// memory.
 func TestP2POntoItselfByTag(t *testing.T) {
 	newWorld(t, 2).each(func(g *Group) error {
 		one, two := []byte("first"), []byte("other")

@@ -16,8 +16,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file makes groups by unique ids, for callers without a store. The process that makes an id serves the store of the id over
-// TCP. docs/security.md has what a stranger may do there.
+// This file makes groups by unique ids, for callers without a store. The process that makes an id serves the store of
+// the id over TCP. docs/security.md has what a stranger may do there.
 
 // Join describes one rank of a group that meets at a unique id.
 type Join struct {
@@ -46,8 +46,9 @@ type seat struct {
 	rank int
 }
 
-// sit takes a rank of the id for a group, until leaveSeat. An id is for one group, so a thread that takes a rank which another thread has is
-// refused. If the other one waits for its peers still, it gives up as well: one of the two was meant to be another rank, which will not come.
+// sit takes a rank of the id for a group, until leaveSeat. An id is for one group, so a thread that takes a rank which
+// another thread has is refused. If the other one waits for its peers still, it gives up as well: one of the two was
+// meant to be another rank, which will not come.
 func (p *Process) sit(b *birth, rank int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,7 +68,8 @@ func (p *Process) leaveSeat(b *birth, rank int) {
 	}
 }
 
-// twice returns an error if another thread has tried to join as this rank. A group over a store of the caller has no birth.
+// twice returns an error if another thread has tried to join as this rank. A group over a store of the caller has no
+// birth.
 func (b *birth) twice(rank int) error {
 	if b == nil || !b.disputed.Load() {
 		return nil
@@ -110,8 +112,8 @@ func (p *Process) newID(options map[string]string) (id bootstrap.ID, err error) 
 	return p.server.NewID(at, job)
 }
 
-// endpoint returns where the server of this process is to listen. Without a setting and without MASTER_ADDR it is loopback, because the
-// ranks of a group share memory.
+// endpoint returns where the server of this process is to listen. Without a setting and without MASTER_ADDR it is
+// loopback, because the ranks of a group share memory.
 func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err error) {
 	e.Of = "the ranks of a unique id"
 	if ports := env.PortRange.Get(settings); ports.Given {
@@ -128,7 +130,8 @@ func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err er
 // towards asks the name server. Tests replace it.
 var towards = bootstrap.Towards
 
-// towardsMaster returns the address of this host that leads to MASTER_ADDR, otherwise loopback. It may ask a name server.
+// towardsMaster returns the address of this host that leads to MASTER_ADDR, otherwise loopback. It may ask a name
+// server.
 func (p *Process) towardsMaster() []netip.Addr {
 	for _, entry := range runner.Environ() {
 		master, ok := strings.CutPrefix(entry, "MASTER_ADDR=")
@@ -175,8 +178,8 @@ func (p *Process) joinWithSecret(ctx context.Context, id bootstrap.ID, c Config)
 	return p.joinAt(ctx, id, job, nil, c)
 }
 
-// joinAt makes a group that meets at an id. job is the secret of the job, nil without one. If a rank serves the id and may come to that
-// later than this rank, server names the rank.
+// joinAt makes a group that meets at an id. job is the secret of the job, nil without one. If a rank serves the id and
+// may come to that later than this rank, server names the rank.
 func (p *Process) joinAt(ctx context.Context, id bootstrap.ID, job []byte, server fmt.Stringer, c Config) (*Group, error) {
 	if err := c.checkPlace(); err != nil { // before thousands of ranks ask the store
 		return nil, err
@@ -252,7 +255,8 @@ func (g *Group) unlisten() {
 	}
 }
 
-// jointly makes n groups at the same time and returns them, or none of them and the first error. nil groups are left alone.
+// jointly makes n groups at the same time and returns them, or none of them and the first error. nil groups are left
+// alone.
 func jointly(n int, one func(i int) (*Group, error)) ([]*Group, error) {
 	groups, errs := make([]*Group, n), make([]error, n)
 	var all sync.WaitGroup

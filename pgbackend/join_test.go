@@ -114,8 +114,8 @@ func TestShrinkTwice(t *testing.T) {
 	}
 }
 
-// Ranks are given in the order of the new group. A label tells groups of the same ranks apart, in whatever order they are made, and the
-// same label can be used again.
+// Ranks are given in the order of the new group. A label tells groups of the same ranks apart, in whatever order they
+// are made, and the same label can be used again.
 func TestShrinkToMembers(t *testing.T) {
 	groups := joined(t, 4)
 	groups[2].Abort("for the test")
@@ -159,7 +159,8 @@ func TestShrinkToMembers(t *testing.T) {
 	}
 }
 
-// The end of a context ends a join and a shrink whose other ranks do not come: at the server of the id, and where there is none yet.
+// The end of a context ends a join and a shrink whose other ranks do not come: at the server of the id, and where there
+// is none yet.
 func TestCancelledJoins(t *testing.T) {
 	id, err := Get().UniqueID()
 	require.NoError(t, err)

@@ -62,7 +62,8 @@ func (g *Group) open(number runner.Lane, timeout time.Duration) (*runner.Group, 
 		Geometry: g.geometry(), Policy: policy, Peers: peers})
 }
 
-// failureRank returns the rank whose shared block has the failure word: in a group over several hosts each rank has its own.
+// failureRank returns the rank whose shared block has the failure word: in a group over several hosts each rank has its
+// own.
 func (g *Group) failureRank() int {
 	if g.apart() {
 		return g.rank

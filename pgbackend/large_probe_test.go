@@ -11,7 +11,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// Where not all processes have links, each pair of hosts is measured by a link that there is, and the others count as those that were measured.
+// Where not all processes have links, each pair of hosts is measured by a link that there is, and the others count as
+// those that were measured.
 func TestLinksOfALargeGroupAreMeasured(t *testing.T) {
 	fast := tcp.Costs{RoundTrip: 5e-6, Frame: 0.1e-6, Byte: 10e-12}
 	var links atomic.Int64

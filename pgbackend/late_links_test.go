@@ -16,7 +16,8 @@ import (
 
 // In these tests links at first need come late, or not at all.
 
-// holdDials lets no process dial for a link at first need, until the test ends or the function that it returns is called.
+// holdDials lets no process dial for a link at first need, until the test ends or the function that it returns is
+// called.
 func holdDials(t *testing.T, w *world) (release func()) {
 	t.Helper()
 	held := map[*network]int{}
@@ -38,7 +39,8 @@ func holdDials(t *testing.T, w *world) (release func()) {
 	return release
 }
 
-// sumWithoutOne begins a sum on all ranks of a large group but one, to which most have no link, while no links are made.
+// sumWithoutOne begins a sum on all ranks of a large group but one, to which most have no link, while no links are
+// made.
 func sumWithoutOne(t *testing.T, timeout time.Duration) (w *world, absent int, works []runner.Work, end func()) {
 	t.Helper()
 	w = newLargeWorld(t, twelve)
@@ -244,8 +246,8 @@ func TestQuestionWithoutALink(t *testing.T) {
 	require.False(t, g.isSilent(far))
 }
 
-// What a rank has sent before it left goes out also where its process ends at once, has no link yet, and cannot dial: its port stays open for the other
-// process as long as the link is awaited.
+// What a rank has sent before it left goes out also where its process ends at once, has no link yet, and cannot dial:
+// its port stays open for the other process as long as the link is awaited.
 func TestExitWithoutALink(t *testing.T) {
 	real := partLimit.Swap(int64(time.Millisecond))
 	t.Cleanup(func() { partLimit.Store(real) })
@@ -275,7 +277,8 @@ func TestExitWithoutALink(t *testing.T) {
 	w.destroy()
 }
 
-// A process that owes something to one that is dead, and at whose port nobody listens, does not go on as for one that is late.
+// A process that owes something to one that is dead, and at whose port nobody listens, does not go on as for one that
+// is late.
 func TestExitBehindADeadRank(t *testing.T) {
 	quick.Skip(t, "it waits between attempts")
 	real := neededWait.Swap(int64(10 * hangAfter))
@@ -310,7 +313,8 @@ func TestNoLinksForTheWordsOfAFailure(t *testing.T) {
 	require.Nil(t, g.links.needed.making)
 }
 
-// A group that has failed needs no links any more: none is made that a diagnosis has wanted, and memory is given back although there is no link.
+// A group that has failed needs no links any more: none is made that a diagnosis has wanted, and memory is given back
+// although there is no link.
 func TestNoLinksBehindAFailure(t *testing.T) {
 	w := newLargeWorld(t, twelve)
 	absent := farthest(t, w)
@@ -348,7 +352,8 @@ func TestNoLinksBehindAQuestion(t *testing.T) {
 	requireForgone(t, w)
 }
 
-// requireForgone destroys groups, and requires that their memory is given back and no link is being made, before a round of dials is over.
+// requireForgone destroys groups, and requires that their memory is given back and no link is being made, before a
+// round of dials is over.
 func requireForgone(t *testing.T, w *world) {
 	t.Helper()
 	var links []*groupLinks

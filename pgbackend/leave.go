@@ -6,17 +6,17 @@ import (
 	"sagecomm/internal/engine/vendor"
 )
 
-// Leave waits for operations and graphs, because a driver sees a little later that the stream of a device has ended one, and that a graph is
-// destroyed.
+// Leave waits for operations and graphs, because a driver sees a little later that the stream of a device has ended
+// one, and that a graph is destroyed.
 const (
 	leaveWait  = 200 * time.Millisecond
 	leaveQuiet = 20 * time.Millisecond // where graphs alone are left, the wait ends when none has been destroyed for so long
 )
 
-// Leave ends this rank's part of the group without a wait for peers, as NCCL's abort does. With operations or control exchanges of this
-// rank that are not complete it aborts the group for the reason, and the caller destroys the group then. So it does if graphs that were not
-// destroyed have operations, which may be running. Otherwise it destroys the group: a peer fails only if it needs this rank later. An operation that
-// another goroutine issues meanwhile fails.
+// Leave ends this rank's part of the group without a wait for peers, as NCCL's abort does. With operations or control
+// exchanges of this rank that are not complete it aborts the group for the reason, and the caller destroys the group
+// then. So it does if graphs that were not destroyed have operations, which may be running. Otherwise it destroys the
+// group: a peer fails only if it needs this rank later. An operation that another goroutine issues meanwhile fails.
 func (g *Group) Leave(reason string) {
 	if g.Outstanding() {
 		g.Abort(reason)

@@ -11,7 +11,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// A rank that leaves with nothing outstanding is no failure to peers that do not need it, and says which rank has left to those that do.
+// A rank that leaves with nothing outstanding is no failure to peers that do not need it, and says which rank has left
+// to those that do.
 func TestARankLeavesAtOnce(t *testing.T) {
 	w := newWorld(t, 3)
 	w.each(func(g *Group) error { return asError(sum(g, 1)) })
@@ -45,7 +46,8 @@ func TestARankLeavesAtOnce(t *testing.T) {
 	}
 }
 
-// What a rank has outstanding when it leaves makes the group fail: an operation that a peer has not called, and a control exchange.
+// What a rank has outstanding when it leaves makes the group fail: an operation that a peer has not called, and a
+// control exchange.
 func TestARankLeavesOperationsBehind(t *testing.T) {
 	issue := func(g *Group, op coll.Op, in, out [][]byte) (end func()) {
 		op.Async = true
@@ -156,7 +158,8 @@ func TestShrinkAbortsItsParent(t *testing.T) {
 	}
 }
 
-// Whoever has called the shrink that has aborted the group is told so, and whoever has called another one, or none, is not.
+// Whoever has called the shrink that has aborted the group is told so, and whoever has called another one, or none, is
+// not.
 func TestWhichShrinkHasAborted(t *testing.T) {
 	groups := joined(t, 4)
 	shrink := func(ranks []int, leftOut []int, aborts Aborts) {

@@ -86,8 +86,8 @@ func carriedOut(list []programStep, n int) (all, reads [][][]byte) {
 	return all, reads
 }
 
-// endInPeace expects that the communicators of a group that was destroyed are ended together, and none of them is aborted: a peer may still need
-// what the library does for it.
+// endInPeace expects that the communicators of a group that was destroyed are ended together, and none of them is
+// aborted: a peer may still need what the library does for it.
 func (l *fakeLibrary) endInPeace(t *testing.T, n int) {
 	t.Helper()
 	l.mu.Lock()
@@ -100,8 +100,9 @@ func (l *fakeLibrary) endInPeace(t *testing.T, n int) {
 	}
 }
 
-// Threads that issue at the same time have their operations in the stream in the order of their numbers: each gets the sum of those that have its
-// number. They share the memory in which buffers of several segments are gathered, and have it one after the other.
+// Threads that issue at the same time have their operations in the stream in the order of their numbers: each gets the
+// sum of those that have its number. They share the memory in which buffers of several segments are gathered, and have
+// it one after the other.
 func TestThreadsThroughALibrary(t *testing.T) {
 	const n, threads, each = 2, 3, 60
 	useNewPool(t)
@@ -161,8 +162,8 @@ func TestThreadsThroughALibrary(t *testing.T) {
 	}
 }
 
-// Operations that a group which is aborted reports as successes have their outputs, whichever engine has carried them out. No stream waits any more,
-// and a later group has the streams.
+// Operations that a group which is aborted reports as successes have their outputs, whichever engine has carried them
+// out. No stream waits any more, and a later group has the streams.
 func TestAbortOfProgramsThroughALibrary(t *testing.T) {
 	const n = 2
 	for name, order := range orders {
@@ -183,7 +184,8 @@ func TestAbortOfProgramsThroughALibrary(t *testing.T) {
 	}
 }
 
-// abortedProgram issues operations, of which the second half waits for the caller of rank 1 where that is late, and aborts them.
+// abortedProgram issues operations, of which the second half waits for the caller of rank 1 where that is late, and
+// aborts them.
 func abortedProgram(g *Group, d *fakeDevice, late bool) error {
 	const half = 12
 	var works []deviceWork

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// state is the state of a group; moves lists the transitions. Failure is no state: a failed group has a cause (Group.cause)
-// and DOWN in its group word.
+// state is the state of a group; moves lists the transitions. Failure is no state: a failed group has a cause
+// (Group.cause) and DOWN in its group word.
 type state int
 
 const (
@@ -37,8 +37,8 @@ var moves = []struct {
 	{leaving, freed, "sweep: once no peer touches the memory any more"},
 }
 
-// lifetime holds the state of a group and the data that depends on the state. Its lock is held briefly, and no other lock is
-// taken while it is held.
+// lifetime holds the state of a group and the data that depends on the state. Its lock is held briefly, and no other
+// lock is taken while it is held.
 type lifetime struct {
 	mu    sync.Mutex
 	state state
@@ -73,8 +73,8 @@ func (l *lifetime) now() state {
 	return l.state
 }
 
-// acquire lets a call enter the group, whose memory stays in place until release. It reports false if the group is not live
-// yet, or no longer; then the caller must not touch the runner's part of the group.
+// acquire lets a call enter the group, whose memory stays in place until release. It reports false if the group is not
+// live yet, or no longer; then the caller must not touch the runner's part of the group.
 func (l *lifetime) acquire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,8 +100,8 @@ func (l *lifetime) publish() {
 	l.acquire()
 }
 
-// leave lets no further call enter and returns when no call is inside. The wait is short: a control exchange ends when the group is being
-// destroyed. A call that waits until kernels are loaded ends when the group goes down.
+// leave lets no further call enter and returns when no call is inside. The wait is short: a control exchange ends when
+// the group is being destroyed. A call that waits until kernels are loaded ends when the group goes down.
 func (l *lifetime) leave() {
 	l.mustMove(leaving)
 	l.mu.Lock()

@@ -12,7 +12,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// A work that outlives its group reports its own cause, even if another group has taken the place of the group and failed.
+// A work that outlives its group reports its own cause, even if another group has taken the place of the group and
+// failed.
 func TestWorkOutlivesItsGroup(t *testing.T) {
 	w := newWorld(t, 2)
 	require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))

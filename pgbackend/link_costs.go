@@ -8,7 +8,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// linkCosts is what messages between two hosts cost, in whole femtoseconds. All are positive, or all are 0 where nothing was measured.
+// linkCosts is what messages between two hosts cost, in whole femtoseconds. All are positive, or all are 0 where
+// nothing was measured.
 type linkCosts struct {
 	Latency int64 `json:"latency"`
 	Step    int64 `json:"step"`
@@ -31,9 +32,10 @@ const (
 	femto      = 1e15 // femtoseconds of a second
 )
 
-// costsOf derives the costs of messages from those of frames. Half a round trip has a latency and the steps of both ends. A step takes a sixth of
-// the round trip at most, so that a latency is left. Where something was not measured in its time, nothing of the bursts counts as measured: what took
-// too long is no measure of the rest either. Where the network itself takes longer than the defaults say, that much is known all the same.
+// costsOf derives the costs of messages from those of frames. Half a round trip has a latency and the steps of both
+// ends. A step takes a sixth of the round trip at most, so that a latency is left. Where something was not measured in
+// its time, nothing of the bursts counts as measured: what took too long is no measure of the rest either. Where the
+// network itself takes longer than the defaults say, that much is known all the same.
 func costsOf(c tcp.Costs) foundCosts {
 	step := min(c.Frame, c.RoundTrip/6)
 	found := linkCosts{

@@ -14,8 +14,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// This file measures the links of a group between hosts, and makes the ranks agree on what they cost (docs/protocol.md, section 16, The probe of
-// links).
+// This file measures the links of a group between hosts, and makes the ranks agree on what they cost (docs/protocol.md,
+// section 16, The probe of links).
 
 // Bounds of the probe, which tests change.
 var (
@@ -56,8 +56,9 @@ func (p *linkProbes) of(pair hostPair) (c foundCosts, known bool) {
 	return c, known
 }
 
-// remember keeps costs, unless the pair is known: all groups of the process tell the same, also where another group has used the link while it was
-// measured. A pair that was tried in vain is not tried again: it has no costs, or a latency alone.
+// remember keeps costs, unless the pair is known: all groups of the process tell the same, also where another group has
+// used the link while it was measured. A pair that was tried in vain is not tried again: it has no costs, or a latency
+// alone.
 func (p *linkProbes) remember(pair hostPair, c foundCosts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,8 +79,9 @@ type measuredLink struct{ from, to int }
 // orderedHosts names a pair of hosts.
 func orderedHosts(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
 
-// measuredLinks returns the link of each pair of hosts by which it is measured: the first one between processes that watch each other, which is that of
-// the processes of both lowest ranks where all do. In a large group there may be none between two hosts. All ranks find the same.
+// measuredLinks returns the link of each pair of hosts by which it is measured: the first one between processes that
+// watch each other, which is that of the processes of both lowest ranks where all do. In a large group there may be
+// none between two hosts. All ranks find the same.
 func (g *Group) measuredLinks() map[[2]int]measuredLink {
 	found := map[[2]int]measuredLink{}
 	for i, p := range g.links.processes {
@@ -181,8 +183,8 @@ type networkProbe struct {
 	parts    int       // but for the latency of so many
 }
 
-// agreeOnLinks returns what the costs of links are for the group, from what all ranks have told in the round linked. Pairs of hosts between which no link
-// is to be measured count as those that are.
+// agreeOnLinks returns what the costs of links are for the group, from what all ranks have told in the round linked.
+// Pairs of hosts between which no link is to be measured count as those that are.
 func (g *Group) agreeOnLinks(all [][]byte) (out networkProbe) {
 	hosts := len(g.hosts)
 	told := make([]map[int]probedHost, len(g.links.processes))

@@ -20,7 +20,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// probing lets groups measure their links, and forgets what was measured before and in the test. measure takes the place of the probe unless it is nil.
+// probing lets groups measure their links, and forgets what was measured before and in the test. measure takes the
+// place of the probe unless it is nil.
 func probing(t *testing.T, measure func(l *tcp.Link, ctx context.Context, limit time.Duration) tcp.Costs) {
 	t.Helper()
 	t.Setenv("SAGECOMM_PROBE", "on")
@@ -101,7 +102,8 @@ func TestCostsOfLinks(t *testing.T) {
 		{tcp.Costs{RoundTrip: 60e-6, Frame: 5e-6}, linkCosts{}},                                                    // the time was over
 		{tcp.Costs{RoundTrip: 60e-6, Byte: 1e-12}, linkCosts{}},
 		{tcp.Costs{RoundTrip: 1e9, Frame: 1, Byte: 1e-12}, linkCosts{}}, // no link is that slow
-		// What the kernel knows of the network counts where bursts were not measured, and the network takes longer than the defaults say.
+		// What the kernel knows of the network counts where bursts were not measured, and the network takes longer than
+		// the defaults say.
 		{tcp.Costs{Network: 62e-6}, linkCosts{}},
 		{tcp.Costs{Network: 66e-6}, linkCosts{Latency: 27e9, Step: 3e9, Byte: 320_000}},
 		{tcp.Costs{Network: 150e-3}, linkCosts{Latency: 74_994e9, Step: 3e9, Byte: 320_000}},
@@ -134,8 +136,8 @@ func TestOctavesOfLinks(t *testing.T) {
 	}
 }
 
-// Each link is measured by one process, all ranks take the highest values, and choose by them. Later groups of these hosts measure nothing, in
-// whatever order and number they have them.
+// Each link is measured by one process, all ranks take the highest values, and choose by them. Later groups of these
+// hosts measure nothing, in whatever order and number they have them.
 func TestRanksChooseByTheSlowestLink(t *testing.T) {
 	var links atomic.Int64
 	probing(t, func(*tcp.Link, context.Context, time.Duration) tcp.Costs {
@@ -214,7 +216,8 @@ func TestLinksThatAreNotMeasured(t *testing.T) {
 	require.EqualValues(t, 1, links.Load())
 }
 
-// Links answer as they are, also encrypted ones, whose costs are others. What they cost on this machine is not looked at here.
+// Links answer as they are, also encrypted ones, whose costs are others. What they cost on this machine is not looked
+// at here.
 func TestLinksAreMeasured(t *testing.T) {
 	probing(t, func(l *tcp.Link, ctx context.Context, _ time.Duration) tcp.Costs {
 		for l.Err() == nil && ctx.Err() == nil { // however busy the machine is
@@ -245,7 +248,8 @@ func withLimits(t *testing.T, each, all time.Duration) {
 	t.Cleanup(func() { linkProbeLimit, linkProbesLimit = beforeEach, beforeAll })
 }
 
-// A process that does not answer costs a moment and no group. The pair counts as one with the default costs, in later groups of the process as well.
+// A process that does not answer costs a moment and no group. The pair counts as one with the default costs, in later
+// groups of the process as well.
 func TestProbeWithoutAnswers(t *testing.T) {
 	var links atomic.Int64
 	probing(t, func(l *tcp.Link, ctx context.Context, limit time.Duration) tcp.Costs {
@@ -299,7 +303,8 @@ func TestPairsOfHostsThatWereNotTriedAreTriedLater(t *testing.T) {
 	require.Equal(t, 6, w.groups[0].probed.measured)
 }
 
-// What says nothing of a pair is no reason not to measure it later: a probe that had less than its time, and one in which others had the processors.
+// What says nothing of a pair is no reason not to measure it later: a probe that had less than its time, and one in
+// which others had the processors.
 func TestPairsOfHostsOfWhichNothingFollowsAreTriedLater(t *testing.T) {
 	for name, c := range map[string]struct {
 		each  time.Duration
@@ -346,7 +351,8 @@ func TestPairsOfHostsOfWhichNothingFollowsAreTriedLater(t *testing.T) {
 	}
 }
 
-// A link that is lost while links are measured fails the group as at any other time, and the probe of another link ends at once.
+// A link that is lost while links are measured fails the group as at any other time, and the probe of another link ends
+// at once.
 func TestLinkLostWhileItIsProbed(t *testing.T) {
 	store := bootstrap.NewMemStore()
 	dying := &dyingStore{MemStore: store, round: "no round"}
@@ -360,7 +366,7 @@ func TestLinkLostWhileItIsProbed(t *testing.T) {
 		}
 		return tcp.Costs{}
 	})
-	errs := dying.lastRankDies(t, "012")
+	errs := dying.rankDies(t, "012", 2)
 	for rank := range 2 {
 		require.NoError(t, expect(CreateFailure("g", errs[rank]), coll.PeerFailure, "rank 2 (host"), rank)
 	}

@@ -3,9 +3,7 @@ package pgbackend
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,7 +12,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// This file has the part of the rendezvous that links the processes of a group over several hosts (docs/protocol.md, section 16, Rendezvous).
+// This file has the part of the rendezvous that links the processes of a group over several hosts (docs/protocol.md,
+// section 16, Rendezvous).
 
 // Times of linking.
 const (
@@ -28,7 +27,8 @@ const (
 	linkingSlices = 100 * time.Millisecond // and how often it does so then
 )
 
-// linking makes the links of a group while its ranks attach what memory they share, and notices until the group is made that one is lost.
+// linking makes the links of a group while its ranks attach what memory they share, and notices until the group is made
+// that one is lost.
 type linking struct {
 	g         *Group
 	processes []linkedProcess
@@ -42,8 +42,8 @@ type linking struct {
 	ended  bool
 }
 
-// startLinking begins to make the links to the processes of the group that this one watches, those of this host included: members of the verdict ask
-// each other. In a group that is not large these are all.
+// startLinking begins to make the links to the processes of the group that this one watches, those of this host
+// included: members of the verdict ask each other. In a group that is not large these are all.
 func (g *Group) startLinking(deadline time.Time) *linking {
 	if limit := time.Now().Add(linkLimit); limit.Before(deadline) {
 		deadline = limit
@@ -83,8 +83,8 @@ func (g *Group) startLinking(deadline time.Time) *linking {
 	return l
 }
 
-// fail notes why the group cannot be made, unless there is another reason already, gives up links that are not there yet, and ends the waits of
-// this rank for others in the store: the process at the end of the link may have died.
+// fail notes why the group cannot be made, unless there is another reason already, gives up links that are not there
+// yet, and ends the waits of this rank for others in the store: the process at the end of the link may have died.
 func (l *linking) fail(f *coll.Failure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,30 +112,9 @@ func (l *linking) process(link *tcp.Link) int {
 	return slices.Index(l.links, link)
 }
 
-// askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up before its process ended.
-func (g *Group) askWhyUnlinked(store bootstrap.Store, prefix string) {
-	lost := g.unlinked.Load()
-	if lost == nil {
-		return
-	}
-	i := slices.IndexFunc(g.links.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lost.Rank) })
-	for _, rank := range g.links.processes[i].ranks {
-		told := bootstrap.Abandoned(store, prefix, rank)
-		if told == nil {
-			continue
-		}
-		f := g.failedRank(coll.System, rank)
-		if of := readTold(told.Detail); of != nil && of.Rank != g.rank {
-			of.giveTo(f)
-		}
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank), strings.TrimPrefix(told.Reason, "sagecomm: "))
-		g.unlinked.Store(f)
-		return
-	}
-}
-
-// await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the store now and then for a
-// key that only this rank writes, later: who interrupts waits for the store ends this one, too.
+// await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the
+// store now and then for a key that only this rank writes, later: who interrupts waits for the store ends this one,
+// too.
 func (g *Group) await(done <-chan struct{}, store bootstrap.Store, key string) error {
 	for slice := linkingQuiet; ; slice = linkingSlices {
 		select {

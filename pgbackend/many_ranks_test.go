@@ -101,8 +101,8 @@ func ownMemory() string {
 	return "unknown"
 }
 
-// manyRanksMain is the program of a process: its orders are the id of the store, its directory, and its first rank. There are many such processes, so
-// each takes little memory.
+// manyRanksMain is the program of a process: its orders are the id of the store, its directory, and its first rank.
+// There are many such processes, so each takes little memory.
 func manyRanksMain(orders string) int {
 	runtime.GOMAXPROCS(2)
 	debug.SetGCPercent(20)

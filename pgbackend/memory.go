@@ -13,14 +13,15 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// memory holds the arenas of this process. Usually there is one, a memfd. Where peers cannot map a memfd, each group gets
-// an arena of its own, made of a file that loses its name once all peers have mapped it.
+// memory holds the arenas of this process. Usually there is one, a memfd. Where peers cannot map a memfd, each group
+// gets an arena of its own, made of a file that loses its name once all peers have mapped it.
 type memory struct {
 	shared *processArena
 	bells  sync.Mutex // held while an engine bell is added or removed
 }
 
-// processArena is an arena of this process. Its front page holds what belongs to the process: the engine's bell and the list of flight recorders.
+// processArena is an arena of this process. Its front page holds what belongs to the process: the engine's bell and the
+// list of flight recorders.
 type processArena struct {
 	*shmem.Arena
 	front shmem.Range
@@ -57,7 +58,8 @@ func (a *processArena) at(r shmem.Range) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(a.Bytes(r)))
 }
 
-// sharedArena returns the process's memfd arena, which the first call makes. It returns an error if the arena cannot be made.
+// sharedArena returns the process's memfd arena, which the first call makes. It returns an error if the arena cannot be
+// made.
 func (p *Process) sharedArena(s *env.Settings) (*processArena, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,8 +81,8 @@ type groupMemory struct {
 	listing observe.Listing
 }
 
-// newGroupMemory makes the shared blocks of both lanes. Most groups never use the device lane, so its pages come when they are
-// written.
+// newGroupMemory makes the shared blocks of both lanes. Most groups never use the device lane, so its pages come when
+// they are written.
 func newGroupMemory(arena *processArena, rank, size int) (*groupMemory, error) {
 	b := &groupMemory{arena: arena}
 	for _, alloc := range []func(n, align int64) (shmem.Range, error){runner.HostLane: arena.Alloc, runner.DeviceLane: arena.AllocLazily} {

@@ -11,10 +11,10 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// MonitoredCause returns the group's first cause as a monitored barrier of this rank raises it. If the barrier timed out, the
-// message begins with gloo's words, which programs look for and which differ between rank 0 and the others. timeout is the
-// barrier's timeout, or 0 if the caller only asks for the cause. With all, the message names every missing rank, otherwise the
-// lowest one.
+// MonitoredCause returns the group's first cause as a monitored barrier of this rank raises it. If the barrier timed
+// out, the message begins with gloo's words, which programs look for and which differ between rank 0 and the others.
+// timeout is the barrier's timeout, or 0 if the caller only asks for the cause. With all, the message names every
+// missing rank, otherwise the lowest one.
 func (g *Group) MonitoredCause(timeout time.Duration, all bool) *coll.Failure {
 	if !g.life.acquire() {
 		return destroyed(g.name)
@@ -41,8 +41,8 @@ type missing struct {
 	ranks    []int
 }
 
-// keepAbsent keeps which ranks have not begun a collective, in a group over several hosts, for who words that timeout otherwise: to ask them again
-// would take time.
+// keepAbsent keeps which ranks have not begun a collective, in a group over several hosts, for who words that timeout
+// otherwise: to ask them again would take time.
 func (g diagnosis) keepAbsent(sequence uint64, ranks []int) {
 	if g.remotes != nil && g.run.Lane() == runner.HostLane {
 		g.incidents.missing.Store(&missing{sequence, slices.Clone(ranks)})
@@ -52,10 +52,10 @@ func (g diagnosis) keepAbsent(sequence uint64, ranks []int) {
 // monitoredLimit bounds how long a thread that words a timeout waits for answers: for less time than a signal may wait.
 const monitoredLimit = 100 * time.Millisecond
 
-// missingFrom returns the ranks that have not begun a collective of the host lane, in rising order. Ranks of other hosts are only asked if another
-// rank has diagnosed its timeout, and there is a link to them: a group that has failed makes no more. Of one that does not answer it is not known then, so
-// it is left out: whom the diagnosis has found, its failure says.
-// Requires: the group is acquired, and has failed.
+// missingFrom returns the ranks that have not begun a collective of the host lane, in rising order. Ranks of other
+// hosts are only asked if another rank has diagnosed its timeout, and there is a link to them: a group that has failed
+// makes no more. Of one that does not answer it is not known then, so it is left out: whom the diagnosis has found, its
+// failure says. Requires: the group is acquired, and has failed.
 func (g *Group) missingFrom(sequence uint64) (list []int) {
 	if known := g.incidents.missing.Load(); known != nil && known.sequence == sequence {
 		return slices.Sorted(slices.Values(known.ranks))

@@ -81,7 +81,8 @@ func TestOtherCausesOfAMonitoredBarrier(t *testing.T) {
 	}
 }
 
-// Between hosts, who words the timeout of a barrier asks no rank again where this rank has diagnosed it: the thread would not look for signals.
+// Between hosts, who words the timeout of a barrier asks no rank again where this rank has diagnosed it: the thread
+// would not look for signals.
 func TestMonitoredBarrierOverHosts(t *testing.T) {
 	setCompareEvery(t, time.Hour)
 	patient(t, time.Second)
@@ -126,8 +127,8 @@ func monitoredBarrierOverHosts(t *testing.T) (late bool) {
 	return false
 }
 
-// It does not wait for answers as long as a diagnosis does. Of a rank that does not answer it is not known whether it has come, so it is not named,
-// but where the failure names it.
+// It does not wait for answers as long as a diagnosis does. Of a rank that does not answer it is not known whether it
+// has come, so it is not named, but where the failure names it.
 func TestMonitoredBarrierWaitsForNobodyForLong(t *testing.T) {
 	patient(t, 2*hangAfter)
 	between := newWire(t, 0, 1, false)

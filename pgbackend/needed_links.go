@@ -13,17 +13,19 @@ import (
 	"sagecomm/internal/verdict"
 )
 
-// This file makes links of a group at first need: in a large one a process begins with links to those that it watches, and needs few others
-// (docs/protocol.md, section 16, Links at first need).
+// This file makes links of a group at first need: in a large one a process begins with links to those that it watches,
+// and needs few others (docs/protocol.md, section 16, Links at first need).
 
-// wantEvery is the time between two requests to the other process to make the link: one may be lost with a process on its way.
+// wantEvery is the time between two requests to the other process to make the link: one may be lost with a process on
+// its way.
 const wantEvery = time.Second
 
-// mostDials bounds the connections that a network dials at once for links at first need. Thousands would keep each other from being made in time.
-// Tests change it.
+// mostDials bounds the connections that a network dials at once for links at first need. Thousands would keep each
+// other from being made in time. Tests change it.
 var mostDials = 64
 
-// neededWait is how long a process that is refused goes on, and waits for the other one, which perhaps can dial: it may be asked late. Tests change it.
+// neededWait is how long a process that is refused goes on, and waits for the other one, which perhaps can dial: it may
+// be asked late. Tests change it.
 var neededWait atomic.Int64
 
 func init() { neededWait.Store(int64(noWayLimit)) }
@@ -43,7 +45,8 @@ func (l *groupLinks) watched(i, j int) bool { return verdict.Watched(i, j, len(l
 // makesLinks reports whether the group makes links at first need.
 func (g *Group) makesLinks() bool { return g.links != nil && g.links.sparse }
 
-// need begins to make the link to a process, unless it is being made. It is for a rank of the group, and asks by the arbiter. Locks of pairs may be held.
+// need begins to make the link to a process, unless it is being made. It is for a rank of the group, and asks by the
+// arbiter. Locks of pairs may be held.
 func (l *groupLinks) need(process, rank int, a *arbiter) {
 	n := &l.needed
 	n.mu.Lock()
@@ -75,7 +78,8 @@ func (l *groupLinks) need(process, rank int, a *arbiter) {
 	}()
 }
 
-// forgo gives up links that are being made for a rank whose group has failed: nobody needs what has not gone out yet, and what a diagnosis has asked.
+// forgo gives up links that are being made for a rank whose group has failed: nobody needs what has not gone out yet,
+// and what a diagnosis has asked.
 func (l *groupLinks) forgo(rank int) {
 	if l.needed.stop() {
 		go func() {
@@ -100,9 +104,9 @@ func (n *neededLinks) stop() bool {
 	return true
 }
 
-// makeNeeded makes the link to a process. Where that is not refused and takes long, it reports that it is to be tried again, if the rank wants the link:
-// the process there may be stopped, which is no failure. A rank that does not want it, but is asked for it, asks nobody, and loses nothing if there is
-// no way.
+// makeNeeded makes the link to a process. Where that is not refused and takes long, it reports that it is to be tried
+// again, if the rank wants the link: the process there may be stopped, which is no failure. A rank that does not want
+// it, but is asked for it, asks nobody, and loses nothing if there is no way.
 func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *arbiter) (again bool) {
 	to, set := l.processes[process], l.network.set
 	peer := tcp.Identity(to.at.ID)
@@ -143,7 +147,8 @@ func (l *groupLinks) makeNeeded(needed context.Context, process, rank int, a *ar
 	return ctx.Err() != nil && needed.Err() == nil && waits()
 }
 
-// dialNeeded makes a link to a process, or finds that the other end has made it. It waits until fewer than mostDials are dialed.
+// dialNeeded makes a link to a process, or finds that the other end has made it. It waits until fewer than mostDials
+// are dialed.
 func (l *groupLinks) dialNeeded(ctx context.Context, to linkedProcess) (*tcp.Link, error) {
 	n, id := l.network, tcp.Identity(to.at.ID)
 	look := time.NewTicker(otherWay)
@@ -180,7 +185,8 @@ func askForLink(ctx context.Context, ask func()) {
 // mostKeys bounds the keys of groups that have ended that a network keeps.
 const mostKeys = 1024
 
-// keepKey keeps the key of a group that a rank of this process has left: a process that needs the rank is told of its farewell over a link.
+// keepKey keeps the key of a group that a rank of this process has left: a process that needs the rank is told of its
+// farewell over a link.
 func (n *network) keepKey(space handshake.Space) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -13,13 +13,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/handshake"
 	"sagecomm/internal/transport/tcp"
 	"sagecomm/internal/verdict"
+	"sagecomm/tests/quick"
 )
 
-// In these tests groups are large where more than four processes make one, so that few links are there from the beginning.
+// In these tests groups are large where more than four processes make one, so that few links are there from the
+// beginning.
 
 const twelve = "0123456789ab"
 
@@ -66,7 +69,8 @@ func shortWait(t *testing.T) {
 	t.Cleanup(func() { neededWait.Store(real) })
 }
 
-// A large group begins with the links of the watch graph. Those that its operations need come then, and no others, however few are dialed at once.
+// A large group begins with the links of the watch graph. Those that its operations need come then, and no others,
+// however few are dialed at once.
 func TestLargeGroupsMakeLinksAtNeed(t *testing.T) {
 	defer func(real int) { mostDials = real }(mostDials)
 	mostDials = 1
@@ -97,6 +101,41 @@ func TestLargeGroupsMakeLinksAtNeed(t *testing.T) {
 	}
 	w.each(func(g *Group) error { return exchanged(g, topicFusion, 0, func(int) int { return 9 }) })
 	w.destroy()
+	requireNoNetworks(t)
+}
+
+// A process that dies while a large group is made, behind the round of addresses, costs the others a moment, also those
+// that do not watch it.
+func TestDeathsWhileALargeGroupMeets(t *testing.T) {
+	real := othersHear
+	othersHear = firstHears
+	defer func() { othersHear = real }()
+	eachAProcess(t)
+	large(t)
+	for _, c := range []struct {
+		round string
+		dying int
+	}{{attachedRound, 6}, {linkedRound, 6}, {joinedRound, 6}, {linkedRound, 0}} {
+		t.Run(fmt.Sprint(c.round, c.dying), func(t *testing.T) {
+			if c.round != linkedRound || c.dying == 0 {
+				quick.Skip(t, "each takes a second")
+			}
+			n := len(twelve)
+			require.False(t, c.dying > 0 && verdict.Watched(0, c.dying, n, 4))
+			require.False(t, verdict.Watched(6, 0, n, 4))
+			suffix := fmt.Sprint(" ", c.dying, " large ", largeWorlds.Load())
+			dying := &dyingStore{MemStore: bootstrap.NewMemStore(), round: c.round, die: func() { closeNodes(suffix) }}
+			for rank, err := range dying.rankDies(t, twelve, c.dying) {
+				if rank == c.dying {
+					require.ErrorContains(t, err, errDead.Error())
+					continue
+				}
+				f := CreateFailure("g", err)
+				require.NoError(t, expect(f, coll.PeerFailure, fmt.Sprintf("rank %d (host", c.dying)), rank)
+				require.Equal(t, c.dying, f.Rank)
+			}
+		})
+	}
 	requireNoNetworks(t)
 }
 
@@ -231,7 +270,8 @@ func TestRequestsForLinksEnd(t *testing.T) {
 	requireNoNetworks(t)
 }
 
-// A network keeps the keys of the last groups that have ended, each once, whatever the number of ranks here that were in it.
+// A network keeps the keys of the last groups that have ended, each once, whatever the number of ranks here that were
+// in it.
 func TestKeysOfGroupsThatHaveEnded(t *testing.T) {
 	l, _, _ := dialerTo(t)
 	n := l.network
@@ -276,7 +316,8 @@ func TestNoLinkAtNeed(t *testing.T) {
 	requireNoNetworks(t)
 }
 
-// Memory of a rank that has left is given back also where a link that it wanted cannot be made, and who began to make it was the other end.
+// Memory of a rank that has left is given back also where a link that it wanted cannot be made, and who began to make
+// it was the other end.
 func TestNoLinkBehindAGoodbye(t *testing.T) {
 	shortWait(t)
 	w := newLargeWorld(t, "012345")

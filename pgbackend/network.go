@@ -16,24 +16,27 @@ import (
 	"sagecomm/internal/verdict"
 )
 
-// This file has the links of this process to processes of other hosts, which its groups share. linking.go makes those of one group.
+// This file has the links of this process to processes of other hosts, which its groups share. linking.go makes those
+// of one group.
 
-// networkRest is how long a network without groups stays: for a next group, and for processes that are still to find out why they have none,
-// otherWay at most. Tests change it.
+// networkRest is how long a network without groups stays: for a next group, and for processes that are still to find
+// out why they have none, otherWay at most. Tests change it.
 var networkRest atomic.Int64
 
 func init() { networkRest.Store(int64(3 * time.Second)) }
 
-// partLimit is how long the end of a process waits until the goodbyes of its ranks are sent, over links that are there. Tests change it.
+// partLimit is how long the end of a process waits until the goodbyes of its ranks are sent, over links that are there.
+// Tests change it.
 var partLimit atomic.Int64
 
 func init() { partLimit.Store(int64(time.Second)) }
 
-// allWatch is the largest number of processes of a group of which every two watch each other, and have a link from the beginning. Tests change it.
+// allWatch is the largest number of processes of a group of which every two watch each other, and have a link from the
+// beginning. Tests change it.
 var allWatch = verdict.AllWatch
 
-// mostStrangers bounds the connections that have proved nothing yet, unless groups of so many processes are being made that these may have more. Tests
-// change it.
+// mostStrangers bounds the connections that have proved nothing yet, unless groups of so many processes are being made
+// that these may have more. Tests change it.
 var mostStrangers = tcp.DefaultStrangers
 
 // networkKey is what groups have alike that share links.
@@ -95,8 +98,9 @@ func newNetworks() networks {
 	return networks{newest: map[networkKey]*network{}, all: map[*network]bool{}, ending: map[*network]chan struct{}{}}
 }
 
-// network returns the links of this process for a group of so many ranks that is being made, which gives them back by made and leaveNetwork. secure is
-// nil where they are not encrypted. await calls what finds the address of this process, which may ask a name server, and returns early where the caller cannot wait.
+// network returns the links of this process for a group of so many ranks that is being made, which gives them back by
+// made and leaveNetwork. secure is nil where they are not encrypted. await calls what finds the address of this
+// process, which may ask a name server, and returns early where the caller cannot wait.
 func (p *Process) network(key networkKey, ranks int, secure *tls.Config, settings *env.Settings, await func(func() []netip.Addr) ([]netip.Addr, error)) (*network, error) {
 	all := &p.networks
 	if n := all.use(key, ranks); n != nil {
@@ -150,7 +154,8 @@ func (all *networks) use(key networkKey, ranks int) *network {
 	return n
 }
 
-// renewed wears networks with older files for encryption: nobody is admitted by authorities that were replaced, and the port can be used again.
+// renewed wears networks with older files for encryption: nobody is admitted by authorities that were replaced, and the
+// port can be used again.
 func (all *networks) renewed(key networkKey) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -222,8 +227,8 @@ func (p *Process) endNetwork(n *network) {
 	}()
 }
 
-// closeNetworks ends all networks, and returns when their links have ended. What ranks have published before they left goes out first.
-// Requires: no group is live.
+// closeNetworks ends all networks, and returns when their links have ended. What ranks have published before they left
+// goes out first. Requires: no group is live.
 func (p *Process) closeNetworks() {
 	p.networks.mu.Lock()
 	for n := range p.networks.all {
@@ -236,8 +241,8 @@ func (p *Process) closeNetworks() {
 	}
 }
 
-// close ends the network. When it returns, nothing of it runs, and nothing touches the memory of groups. Links that ranks have wanted before they left
-// have as long as a process that is refused, since they are made from nothing.
+// close ends the network. When it returns, nothing of it runs, and nothing touches the memory of groups. Links that
+// ranks have wanted before they left have as long as a process that is refused, since they are made from nothing.
 func (n *network) close() {
 	flushes := time.Duration(partLimit.Load())
 	n.set.FlushWithin(flushes, flushes+time.Duration(neededWait.Load()))
@@ -245,7 +250,8 @@ func (n *network) close() {
 	n.set.Close()
 }
 
-// lostLink takes note that a link is lost and nothing of it is read any more. Groups learn of it behind their arbiters, which they ask.
+// lostLink takes note that a link is lost and nothing of it is read any more. Groups learn of it behind their arbiters,
+// which they ask.
 func (p *Process) lostLink(n *network, l *tcp.Link, why error) {
 	if n.needs(l) {
 		p.networks.mu.Lock()
@@ -270,7 +276,8 @@ func (p *Process) lostLink(n *network, l *tcp.Link, why error) {
 	p.sweep() // memory that only ranks behind the link could touch
 }
 
-// needs reports whether a group of this process, also one that is being made, counts on a link: not all ranks at its other end have left.
+// needs reports whether a group of this process, also one that is being made, counts on a link: not all ranks at its
+// other end have left.
 func (n *network) needs(l *tcp.Link) bool {
 	if n.set.Needs(l) {
 		return true
@@ -298,9 +305,9 @@ func (n *network) unwatch(l *linking) {
 	delete(n.linkings, l)
 }
 
-// join returns the arbiter of this process for a group, for one more rank of it. The first rank makes the arbiter, which takes the store over;
-// others give theirs back. ranks are those of each member, and links those to them, nil for this process. The rank leaves the arbiter when the
-// group is destroyed, or was not made.
+// join returns the arbiter of this process for a group, for one more rank of it. The first rank makes the arbiter,
+// which takes the store over; others give theirs back. ranks are those of each member, and links those to them, nil for
+// this process. The rank leaves the arbiter when the group is destroyed, or was not made.
 func (n *network) join(c arbiterConfig, ranks [][]int, links []*tcp.Link) *arbiter {
 	a, first := n.joinOrMake(c, ranks, links)
 	if !first && c.store != nil {

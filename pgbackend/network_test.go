@@ -7,8 +7,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// The processes of a group dial those with higher identities all at the same time, and have proved nothing yet. None of them makes room for another
-// one, however few strangers may be there beside them.
+// The processes of a group dial those with higher identities all at the same time, and have proved nothing yet. None of
+// them makes room for another one, however few strangers may be there beside them.
 func TestProcessesOfAGroupAreNoStrangers(t *testing.T) {
 	before := mostStrangers
 	mostStrangers = 1

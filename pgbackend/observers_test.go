@@ -107,8 +107,8 @@ func TestStatisticsOfBothLanes(t *testing.T) {
 	}
 }
 
-// A rank whose stream has not reached an operation is late, and its peers wait for it. A rank that has not used the lane sees the
-// same, from the memory of the others.
+// A rank whose stream has not reached an operation is late, and its peers wait for it. A rank that has not used the
+// lane sees the same, from the memory of the others.
 func TestStatusOfALateStream(t *testing.T) {
 	useNewPool(t)
 	devices := fakeDevices(t, 3, 1, false)
@@ -153,7 +153,8 @@ func TestStatusOfALateStream(t *testing.T) {
 	awaitStates(t, w.groups[2], "done #1", "done #1", "done #1")
 }
 
-// flightsOf returns the groups of a test in the flight records of this process: lane, name in torch's terms, and operations.
+// flightsOf returns the groups of a test in the flight records of this process: lane, name in torch's terms, and
+// operations.
 func flightsOf(t *testing.T, group string) (list []string) {
 	t.Helper()
 	text, err := Get().Observers().FlightRecords()
@@ -220,7 +221,8 @@ func TestFlightRecordsOfBothLanes(t *testing.T) {
 	}
 }
 
-// The stack of a caller is in the records of the lane of the operation, also if its text was stored before the lane was open.
+// The stack of a caller is in the records of the lane of the operation, also if its text was stored before the lane was
+// open.
 func TestStacksOfBothLanes(t *testing.T) {
 	withDevices(t)
 	w := newWorldWith(t, 1, opTimeout, options{"fr_stacks": "on"})
@@ -247,8 +249,8 @@ func TestStacksOfBothLanes(t *testing.T) {
 	}
 }
 
-// The timeout of an operation on a device dumps both lanes, and the first rank that waits writes the file of a rank whose device
-// lane is behind, although that rank has made more calls on host memory.
+// The timeout of an operation on a device dumps both lanes, and the first rank that waits writes the file of a rank
+// whose device lane is behind, although that rank has made more calls on host memory.
 func TestDumpOfARankThatIsBehindOnDevices(t *testing.T) {
 	withDevices(t)
 	dir := t.TempDir()

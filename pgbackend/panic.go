@@ -21,7 +21,8 @@ func (g *Group) recoverInto(f **coll.Failure) {
 	}
 }
 
-// guard calls f, whose panic makes the group fail. What a goroutine or a timer of a group does is in it, unless it recovers otherwise.
+// guard calls f, whose panic makes the group fail. What a goroutine or a timer of a group does is in it, unless it
+// recovers otherwise.
 func (g *Group) guard(f func()) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -31,8 +32,8 @@ func (g *Group) guard(f func()) {
 	f()
 }
 
-// lastingGuard returns guard for goroutines that may outlive the group, of which they keep nothing: once it is collected, a panic is only
-// printed.
+// lastingGuard returns guard for goroutines that may outlive the group, of which they keep nothing: once it is
+// collected, a panic is only printed.
 func (g *Group) lastingGuard() func(f func()) {
 	group := weak.Make(g)
 	return func(f func()) {
@@ -49,8 +50,8 @@ func (g *Group) lastingGuard() func(f func()) {
 	}
 }
 
-// Panicked makes a recovered panic the failure of the group and returns that failure. If the group's memory is gone already it
-// only prints the panic.
+// Panicked makes a recovered panic the failure of the group and returns that failure. If the group's memory is gone
+// already it only prints the panic.
 func (g *Group) Panicked(r any) *coll.Failure {
 	f := g.fault(r)
 	g.panicked(f)
@@ -65,8 +66,8 @@ func (g *Group) panicked(f *coll.Failure) {
 	}
 }
 
-// declareFault makes a panic the failure of the group. To take the group down calls engines, and what has panicked once may panic there
-// again: the peers know by then, and the process goes on.
+// declareFault makes a panic the failure of the group. To take the group down calls engines, and what has panicked once
+// may panic there again: the peers know by then, and the process goes on.
 func (g *Group) declareFault(f *coll.Failure) {
 	defer recoverFrom("the end of a group that has failed by a panic")
 	g.declareFailure(f)
@@ -79,8 +80,8 @@ func (g *Group) fault(r any) *coll.Failure {
 		Message: fmt.Sprintf("sagecomm: group %q: internal error on %s: %v; its stack is on its standard error; please report both", g.title(), g.number(g.rank), r)}
 }
 
-// recoverAll turns a panic into a failure of all groups. Functions that serve all groups defer it. Those over several hosts wait for their
-// verdicts at the same time.
+// recoverAll turns a panic into a failure of all groups. Functions that serve all groups defer it. Those over several
+// hosts wait for their verdicts at the same time.
 func (p *Process) recoverAll() {
 	if r := recover(); r != nil {
 		var all sync.WaitGroup
@@ -95,8 +96,8 @@ func (p *Process) recoverAll() {
 	}
 }
 
-// recoverFrom turns a panic into a warning. Functions that only report about groups defer it, so that a panic there fails no
-// group.
+// recoverFrom turns a panic into a warning. Functions that only report about groups defer it, so that a panic there
+// fails no group.
 func recoverFrom(what string) {
 	if r := recover(); r != nil {
 		observe.Warn("panic in %s: %v\n%s", what, r, strings.TrimSpace(string(debug.Stack())))

@@ -1,13 +1,11 @@
 package pgbackend
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
 
-	"sagecomm/internal/bootstrap"
 	"sagecomm/internal/coll"
 	"sagecomm/internal/observe"
 	"sagecomm/internal/procwatch"
@@ -43,8 +41,8 @@ func (g *Group) watchPeers() {
 	}
 }
 
-// watch begins to watch the process of a rank and reports whether it is dead already. After an error, which proves nothing,
-// only timeouts notice its death.
+// watch begins to watch the process of a rank and reports whether it is dead already. After an error, which proves
+// nothing, only timeouts notice its death.
 func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	m := g.members[rank]
 	id := m.id()
@@ -81,8 +79,8 @@ func (p *Process) watch(g *Group, rank int, me member) (dead bool) {
 	return dead
 }
 
-// watch begins to watch the process. It identifies the process by the socket of its arena where the process is in another
-// pid namespace, or where the system refuses a watch by pid (a seccomp filter, /proc with hidepid).
+// watch begins to watch the process. It identifies the process by the socket of its arena where the process is in
+// another pid namespace, or where the system refuses a watch by pid (a seccomp filter, /proc with hidepid).
 func (m member) watch(me member) (*procwatch.Watcher, error) {
 	why := errors.New("it is in another pid namespace")
 	if m.Arena.PIDNamespace == me.Arena.PIDNamespace && m.Arena.BootID == me.Arena.BootID {
@@ -97,39 +95,6 @@ func (m member) watch(me member) (*procwatch.Watcher, error) {
 		return nil, fmt.Errorf("%w; and by its socket: %w", why, err)
 	}
 	return procwatch.WatchFD(pidfd)
-}
-
-// bereaved returns the error of a rendezvous during which peers have died. It names their deaths instead of the ranks that
-// did not come in time, because a death cuts the wait short and may have delayed those ranks.
-func (g *Group) bereaved(err error) error {
-	var late *bootstrap.TimeoutError
-	var failed *bootstrap.FailedError
-	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0) {
-		return err
-	}
-	return cmp.Or(g.lost(), err)
-}
-
-// lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link
-// is lost. It returns nil if there is none.
-func (g *Group) lost() error {
-	if dead := g.life.dead(); len(dead) > 0 {
-		return g.diedMeanwhile(dead[0])
-	}
-	if unlinked := g.unlinked.Load(); unlinked != nil {
-		return unlinked
-	}
-	return nil
-}
-
-// diedMeanwhile returns the failure of a group whose rank has died, or cannot be reached any more, while the group was made.
-func (g *Group) diedMeanwhile(rank int) *coll.Failure {
-	f := g.failedRank(coll.PeerFailure, rank)
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died while the group was made; look at its log for the reason, then restart the job", g.name, closedByPeer, g.who(rank))
-	if why := g.whyLost(rank); why != nil {
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s was lost while the group was made: %v", g.name, closedByPeer, g.who(rank), why)
-	}
-	return f
 }
 
 // failedRank returns a failure of the group whose culprit is a rank. The caller adds the message.

@@ -16,8 +16,8 @@ var policy = runner.Policy{
 	Sleep:      50 * time.Millisecond,
 	BeginBytes: 64 << 10,
 	Begin:      200 * time.Microsecond,
-	// A caller that cannot drive an operation learns of its end through two wake-ups: that of the progress engine and that of
-	// the thread that calls the done function. Spinning pays for as long as these two take.
+	// A caller that cannot drive an operation learns of its end through two wake-ups: that of the progress engine and
+	// that of the thread that calls the done function. Spinning pays for as long as these two take.
 	Brief:  20 * time.Microsecond,
 	Drain:  10 * time.Millisecond,
 	AtOnce: 50 * time.Microsecond,
@@ -51,7 +51,8 @@ var ShimWaits = Waits{Slice: 100 * time.Millisecond, Hooks: 2 * time.Second}
 const streamBytes = 4 << 20
 
 // backoff is how callers wait. Spinning pays while every rank has a core; one wake-up by the system costs as much as
-// about 20 us of spinning. With fewer cores than ranks a spinning rank keeps a peer from running: yielding at once takes
+// about 20 us of spinning. With fewer cores than ranks a spinning rank keeps a peer from running: yielding at once
+// takes
 // 0.8 to 0.9 of the time of spinning 50 rounds first (docs/measured.md).
 // Between hosts whoever waits polls the network: a round of spinning would only delay that.
 func backoff(s *env.Settings, crowded, apart bool) runner.Backoff {

@@ -11,8 +11,8 @@ import (
 )
 
 // probeResult holds log2(measured/default) for the costs of a hop, a byte copied, a byte taken from another core and a
-// byte reduced. Powers of two keep tables, and so the order of summation, stable on one machine: predictions are not much
-// more exact.
+// byte reduced. Powers of two keep tables, and so the order of summation, stable on one machine: predictions are not
+// much more exact.
 type probeResult [4]int8
 
 // scale returns the factors by which the result scales the default parameters.
@@ -28,8 +28,8 @@ var usual = runner.Probe{Hop: 52e-9, Copy: 22e-12, Far: 26e-12, Reduce: 17e-12}
 // probeBudget bounds the time that the first group of a process waits for the probe.
 const probeBudget = 50 * time.Millisecond
 
-// probe returns the result of the probe, which runs once in a process. It does not measure unless there are two processors
-// for each of that many ranks: what two threads measure on one processor says nothing about memory.
+// probe returns the result of the probe, which runs once in a process. It does not measure unless there are two
+// processors for each of that many ranks: what two threads measure on one processor says nothing about memory.
 func (p *Process) probe(ranks int) probeResult {
 	p.probing.Do(func() {
 		if runtime.NumCPU() < 2*ranks {
@@ -46,8 +46,9 @@ func (p *Process) probe(ranks int) probeResult {
 // varied from 0.28 to 3.8 times its median, and a byte taken from another core from 0.8 to 3.2 times.
 const same = 4
 
-// octaves returns log2(got/by), rounded; 0 for what counts as the same or was not measured. It is equal on all processors,
-// because each operation on numbers stands alone: processors may contract several, and then round otherwise.
+// octaves returns log2(got/by), rounded; 0 for what counts as the same or was not measured. It is equal on all
+// processors, because each operation on numbers stands alone: processors may contract several, and then round
+// otherwise.
 func octaves(got, by float64) int8 {
 	if got <= 0 || got < same*by && got > by/same {
 		return 0

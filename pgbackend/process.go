@@ -17,8 +17,8 @@ import (
 	"sagecomm/internal/topo"
 )
 
-// Process holds what all groups of one process share: memory, progress engine, observers, the watch over peers. There is one
-// Process in a process.
+// Process holds what all groups of one process share: memory, progress engine, observers, the watch over peers. There
+// is one Process in a process.
 type Process struct {
 	mu         sync.Mutex
 	groups     map[uint64]*Group // by handle, until they are destroyed
@@ -93,8 +93,8 @@ func (p *Process) snapshot() []*Group {
 	return list
 }
 
-// Shutdown destroys all groups in parallel, so it takes as long as the longest Destroy, and waits a bounded time until the done
-// functions of all operations have returned.
+// Shutdown destroys all groups in parallel, so it takes as long as the longest Destroy, and waits a bounded time until
+// the done functions of all operations have returned.
 func (p *Process) Shutdown() {
 	var all sync.WaitGroup
 	for _, g := range p.snapshot() {
@@ -113,8 +113,8 @@ func (p *Process) Shutdown() {
 	p.observers.Finish()
 }
 
-// fellBack warns that groups use files. It does so once in a process, because the reason is the same for all groups but for
-// names in its text.
+// fellBack warns that groups use files. It does so once in a process, because the reason is the same for all groups but
+// for names in its text.
 func (p *Process) fellBack(g *Group, reason error) {
 	p.files.Do(func() {
 		observe.Warn("group %q uses a file in %s, as others may, because its ranks cannot share memory that has no name: %v",

@@ -14,8 +14,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// progressEngine drives operations that no caller waits for. It is one goroutine locked to its own thread. Slow work runs
-// on other goroutines (see aside), so that one group never stops the others.
+// progressEngine drives operations that no caller waits for. It is one goroutine locked to its own thread. Slow work
+// runs on other goroutines (see aside), so that one group never stops the others.
 type progressEngine struct {
 	once  sync.Once
 	mu    sync.Mutex
@@ -82,9 +82,9 @@ func diagnose(p *Process, group uint64, t runner.Incident) {
 // diagnoseInTests is a function of a test that takes the place of Process.Incident.
 var diagnoseInTests atomic.Pointer[func(*Process, uint64, runner.Incident)]
 
-// aside runs work for a group on another goroutine. A diagnosis is slow because it watches which ranks the peers wait for, and
-// making a fifo is slow because it takes a lock that is held while programs are compiled. The engine does not drive the group
-// until work returns, because it would meet the same incident again at once.
+// aside runs work for a group on another goroutine. A diagnosis is slow because it watches which ranks the peers wait
+// for, and making a fifo is slow because it takes a lock that is held while programs are compiled. The engine does not
+// drive the group until work returns, because it would meet the same incident again at once.
 func (e *progressEngine) aside(p *Process, group uint64, work func()) {
 	e.mu.Lock()
 	e.away[group] = true
@@ -101,8 +101,8 @@ func (e *progressEngine) aside(p *Process, group uint64, work func()) {
 	}()
 }
 
-// follow reads the list of groups and drives the groups in it from then on. Callers of changed return in any case: a panic
-// fails the groups of the list, and the engine goes on with groups that are made later.
+// follow reads the list of groups and drives the groups in it from then on. Callers of changed return in any case: a
+// panic fails the groups of the list, and the engine goes on with groups that are made later.
 func (e *progressEngine) follow(p *Process, drive *runner.Engine) {
 	e.mu.Lock()
 	version, away := e.want, maps.Clone(e.away)
@@ -129,14 +129,15 @@ func (e *progressEngine) follow(p *Process, drive *runner.Engine) {
 	}
 }
 
-// name sets the name of the calling thread, at most 15 bytes. Only debuggers and the like show it, so errors are ignored.
+// name sets the name of the calling thread, at most 15 bytes. Only debuggers and the like show it, so errors are
+// ignored.
 func name(s string) {
 	text := append([]byte(s), 0)
 	_ = unix.Prctl(unix.PR_SET_NAME, bytePointer(text), 0, 0, 0)
 }
 
-// pin restricts the calling thread to the cores that the user chose for the progress engine. Tests replace it with a function
-// that panics.
+// pin restricts the calling thread to the cores that the user chose for the progress engine. Tests replace it with a
+// function that panics.
 var pin = func(s *env.Settings) {
 	cores := env.ProgressCPU.Get(s)
 	if !cores.Given {

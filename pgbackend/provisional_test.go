@@ -12,7 +12,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// In these tests rank 1 of a group is as if rank 0 was on another host: an arbiter decides, whose other member is the test.
+// In these tests rank 1 of a group is as if rank 0 was on another host: an arbiter decides, whose other member is the
+// test.
 
 // otherMember is the link to member 0, which does what the test wants.
 type otherMember struct{ declared chan string }
@@ -77,7 +78,8 @@ func (a *farGroup) sendCause(t *testing.T, f *coll.Failure) {
 
 var firstOne = &coll.Failure{Status: coll.System, Rank: 0, Message: "sagecomm: the first one"}
 
-// An abort raises by itself after 50 ms, and the verdict takes the place of its cause, once. Failure callbacks run once.
+// An abort raises by itself after 50 ms, and the verdict takes the place of its cause, once. Failure callbacks run
+// once.
 func TestVerdictReplacesAnOwnCauseOnce(t *testing.T) {
 	a := newFarGroup(t)
 	work, f := sumAsync(a.Group, 1000)
@@ -158,7 +160,8 @@ func TestPanicOfAnArbiterFailsTheGroup(t *testing.T) {
 	require.EqualValues(t, 1, a.released.Load())
 }
 
-// What is to be raised soon waits shortly: an abort within 100 ms, a timeout or mismatch within 1 s, what a thread of a caller declares within the
+// What is to be raised soon waits shortly: an abort within 100 ms, a timeout or mismatch within 1 s, what a thread of a
+// caller declares within the
 // 200 ms of Ctrl-C. A death has 3 s, and is noticed after 2 s at the latest.
 func TestWaitsBeforeOwnCauses(t *testing.T) {
 	for status, most := range map[coll.Status]time.Duration{coll.Aborted: 50 * time.Millisecond, coll.Timeout: 50 * time.Millisecond,

@@ -40,8 +40,8 @@ func encode(b []byte, t coll.DataType, i, v int) {
 	}
 }
 
-// contribution returns element i of the input of a rank of n. Sums, products and quotients of the numbers of up to 8 ranks fit
-// into 8 bits of mantissa, and averages are whole numbers.
+// contribution returns element i of the input of a rank of n. Sums, products and quotients of the numbers of up to 8
+// ranks fit into 8 bits of mantissa, and averages are whole numbers.
 func contribution(t coll.DataType, op coll.ReduceOp, rank, n, i int) int {
 	switch {
 	case t == coll.Bool:
@@ -107,8 +107,8 @@ func reducedBytes(t coll.DataType, op coll.ReduceOp, n, count int) []byte {
 	return b
 }
 
-// noise is the memory out of which patterns are cut. It is made once, because the race detector watches every byte that a loop
-// writes.
+// noise is the memory out of which patterns are cut. It is made once, because the race detector watches every byte that
+// a loop writes.
 var noise = func() []byte {
 	b := make([]byte, 8<<20)
 	rand.NewChaCha8([32]byte{}).Read(b)

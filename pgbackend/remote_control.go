@@ -10,8 +10,9 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// remoteControl is the control area of a rank of another host, in the memory of this process. Frames of that rank write it
-// (docs/protocol.md, section 16, Control exchanges). Most ranks exchange nothing with most others, so an entry is made when it is first needed.
+// remoteControl is the control area of a rank of another host, in the memory of this process. Frames of that rank write
+// it (docs/protocol.md, section 16, Control exchanges). Most ranks exchange nothing with most others, so an entry is
+// made when it is first needed.
 type remoteControl struct {
 	set    *shadow.Set
 	pair   *shadow.Pair              // of set
@@ -45,8 +46,8 @@ func (r *remoteControl) entry(t topic) *controlEntry {
 	return r.made[t].Load()
 }
 
-// take takes an EXCHANGE of the rank. It is the Control of the pair. What this rank may be reading is never overwritten: a round comes only
-// after this rank has taken the one before it.
+// take takes an EXCHANGE of the rank. It is the Control of the pair. What this rank may be reading is never
+// overwritten: a round comes only after this rank has taken the one before it.
 func (r *remoteControl) take(h *tcp.Header, payload []byte) error {
 	if h.Channel >= uint8(topicCount) {
 		return fmt.Errorf("topic %d", h.Channel)
@@ -79,11 +80,11 @@ func (r *remoteControl) take(h *tcp.Header, payload []byte) error {
 	return nil
 }
 
-// tell sends what this rank has posted or taken in a topic and the other rank has not been told. part is how much of the data in the own
-// entry belongs to the message. It does not wait, and reports whether all that was posted has been told. What a rank that has left would be told
-// is of no use, and counts as told; whether it has done its part before stands in its entry. Else a link that is lost is a failure of the group,
-// which whoever waits sees.
-// Requires: the topic's lock.
+// tell sends what this rank has posted or taken in a topic and the other rank has not been told. part is how much of
+// the data in the own entry belongs to the message. It does not wait, and reports whether all that was posted has been
+// told. What a rank that has left would be told is of no use, and counts as told; whether it has done its part before
+// stands in its entry. Else a link that is lost is a failure of the group, which whoever waits sees. Requires: the
+// topic's lock.
 func (r *remoteControl) tell(t topic, part int, left func() bool) bool {
 	mine, own, told := &r.rounds[t], &r.own[t], &r.told[t]
 	h := tcp.Header{Channel: uint8(t), Taken: mine.taken.Load()}
@@ -104,7 +105,8 @@ func (r *remoteControl) tell(t topic, part int, left func() bool) bool {
 	return true
 }
 
-// tell tells ranks of other hosts what they have not been told, and returns those for which the present round still waits to be sent.
+// tell tells ranks of other hosts what they have not been told, and returns those for which the present round still
+// waits to be sent.
 func (x *controlExchange) tell(untold []int) []int {
 	for rank, r := range x.g.remotes {
 		if r == nil {

@@ -10,8 +10,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// This file finds out what ranks of other hosts have called and how far they are. That crosses when it is asked for (docs/protocol.md,
-// section 16, ASK and STATE).
+// This file finds out what ranks of other hosts have called and how far they are. That crosses when it is asked for
+// (docs/protocol.md, section 16, ASK and STATE).
 
 // Times of questions. Tests change them.
 var (
@@ -27,8 +27,8 @@ const (
 	longestAskPause = 50 * time.Millisecond // between questions to one rank in a diagnosis
 )
 
-// askFor asks ranks of other hosts for what the diagnosis of an incident needs, and returns until when that may go on. Where links are made at first
-// need, a timeout first asks whom this rank waits for, and has more time for that.
+// askFor asks ranks of other hosts for what the diagnosis of an incident needs, and returns until when that may go on.
+// Where links are made at first need, a timeout first asks whom this rank waits for, and has more time for that.
 // Requires: the group is acquired.
 func (g diagnosis) askFor(t runner.Incident) (until time.Time) {
 	if until = time.Now().Add(diagnosisLimit); g.makesLinks() && t.Code == runner.Timeout {
@@ -39,9 +39,9 @@ func (g diagnosis) askFor(t runner.Incident) (until time.Time) {
 	return until
 }
 
-// askAwaited asks the rank that this one waits for, and then the one that that waits for, as far as that leads within half of stateLimit: where links
-// are made at first need, these links come before those to all others.
-// Requires: the group is acquired.
+// askAwaited asks the rank that this one waits for, and then the one that that waits for, as far as that leads within
+// half of stateLimit: where links are made at first need, these links come before those to all others. Requires: the
+// group is acquired.
 func (g diagnosis) askAwaited(awaited int) {
 	seen := map[int]bool{g.rank: true}
 	for until := time.Now().Add(stateLimit / 2); awaited >= 0 && !seen[awaited]; awaited = g.run.Awaits(awaited) {
@@ -52,9 +52,9 @@ func (g diagnosis) askAwaited(awaited int) {
 	}
 }
 
-// askRemotes asks all ranks of other hosts for their states, until the given time at most. It asks once more where several do not answer: those
-// that are only slow may do so by then. Something of diagnosisLimit is left for the search behind it.
-// Requires: the group is acquired.
+// askRemotes asks all ranks of other hosts for their states, until the given time at most. It asks once more where
+// several do not answer: those that are only slow may do so by then. Something of diagnosisLimit is left for the search
+// behind it. Requires: the group is acquired.
 func (g *Group) askRemotes(until time.Time) {
 	all := g.remoteRanks()
 	g.ask(min(stateLimit, time.Until(until)), all...)
@@ -73,10 +73,10 @@ func (g *Group) remoteRanks() (list []int) {
 	return list
 }
 
-// ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It returns when those of all
-// that live and have not left lie in the shadows, after the given time, or when the group gets another cause, since nobody needs the answers then.
-// It returns the ranks that have not answered.
-// Requires: the group is acquired.
+// ask asks ranks of other hosts for their states: what they have called, how far they are, and for whom they wait. It
+// returns when those of all that live and have not left lie in the shadows, after the given time, or when the group
+// gets another cause, since nobody needs the answers then. It returns the ranks that have not answered. Requires: the
+// group is acquired.
 func (g *Group) ask(atMost time.Duration, ranks ...int) (unanswered []int) {
 	return g.collect(g.question(ranks...), atMost)
 }
@@ -99,7 +99,8 @@ func (g *Group) question(ranks ...int) map[int]question {
 	return open
 }
 
-// collect waits for answers as ask does. Where a question was asked before, its answer may be older than this one, and the rank is asked once more.
+// collect waits for answers as ask does. Where a question was asked before, its answer may be older than this one, and
+// the rank is asked once more.
 func (g *Group) collect(open map[int]question, atMost time.Duration) (unanswered []int) {
 	cause := g.cause.Load()
 	until := time.Now().Add(atMost) // behind the questions: a rank that has not answered by then is silent
@@ -129,15 +130,15 @@ func (g *Group) answers(rank int) bool {
 	return !left && !slices.Contains(g.life.dead(), rank)
 }
 
-// isSilent reports whether a rank of another host, which lives and has not left, has not answered a question for stateLimit, or there was no link to it
-// although one has been wanted for long.
+// isSilent reports whether a rank of another host, which lives and has not left, has not answered a question for
+// stateLimit, or there was no link to it although one has been wanted for long.
 func (g *Group) isSilent(rank int) bool {
 	r := g.remote(rank)
 	return r != nil && r.unanswered() && g.answers(rank)
 }
 
-// isUnmet reports whether there was no link in time to a rank of another host that was asked: it lives and has not left, and nothing is known of it.
-// A rank with a link that has answered before, and is asked again, is known.
+// isUnmet reports whether there was no link in time to a rank of another host that was asked: it lives and has not
+// left, and nothing is known of it. A rank with a link that has answered before, and is asked again, is known.
 func (g *Group) isUnmet(rank int) bool {
 	r := g.remote(rank)
 	if r == nil || !g.makesLinks() || !r.isOpen() || r.unanswered() || !g.answers(rank) {
@@ -176,7 +177,8 @@ func (r *remoteControl) isOpen() bool {
 	return !r.question.at.IsZero() && r.states.Load() == r.question.before
 }
 
-// unanswered reports whether a question has been without an answer for stateLimit, although the link to the rank is there or has been wanted for long.
+// unanswered reports whether a question has been without an answer for stateLimit, although the link to the rank is
+// there or has been wanted for long.
 func (r *remoteControl) unanswered() bool {
 	if waited, wanted := r.pair.Wanted(); wanted && waited < time.Duration(neededWait.Load()) {
 		return false
@@ -186,10 +188,11 @@ func (r *remoteControl) unanswered() bool {
 	return !r.question.at.IsZero() && r.states.Load() == r.question.before && time.Since(r.question.at) >= stateLimit
 }
 
-// followRemotes compares the calls of this rank with those of a rank on another host for which it waits, while operations do not go on, until
-// the group has a cause. Where no data moves between two ranks that have made different calls, neither of them finds out by itself. The
-// comparisons become rarer than the first one, because a rank may wait for long. Where a vendor's library moves the data, different calls may
-// well end, so there it compares while operations go on, too. It is a goroutine of the group.
+// followRemotes compares the calls of this rank with those of a rank on another host for which it waits, while
+// operations do not go on, until the group has a cause. Where no data moves between two ranks that have made different
+// calls, neither of them finds out by itself. The comparisons become rarer than the first one, because a rank may wait
+// for long. Where a vendor's library moves the data, different calls may well end, so there it compares while
+// operations go on, too. It is a goroutine of the group.
 func (g *Group) followRemotes(first time.Duration) {
 	defer recoverFrom("the comparison of calls between hosts")
 	before, every := "", first
@@ -236,7 +239,8 @@ func (g *Group) unfinishedNow() (text string) {
 	return text
 }
 
-// libraryCalls returns the number of the last collective of the device lane if a vendor's library carries collectives out, else 0.
+// libraryCalls returns the number of the last collective of the device lane if a vendor's library carries collectives
+// out, else 0.
 func (g *Group) libraryCalls() uint64 {
 	if !g.life.acquire() {
 		return 0
@@ -248,8 +252,8 @@ func (g *Group) libraryCalls() uint64 {
 	return 0
 }
 
-// compareStreams declares a mismatch if calls that a vendor's library carries out differ from those of ranks on other hosts. It reports whether
-// those ranks have answered behind the calls of this one, or will not any more.
+// compareStreams declares a mismatch if calls that a vendor's library carries out differ from those of ranks on other
+// hosts. It reports whether those ranks have answered behind the calls of this one, or will not any more.
 func (g *Group) compareStreams() bool {
 	if !g.life.acquire() {
 		return true
@@ -258,7 +262,8 @@ func (g *Group) compareStreams() bool {
 	return len(diagnosis{g, g.device.Load().run}.compare(g.neighbors())) == 0
 }
 
-// compareStalled declares a mismatch if the calls of a rank on another host, for which an operation of this rank may wait, differ from this one's.
+// compareStalled declares a mismatch if the calls of a rank on another host, for which an operation of this rank may
+// wait, differ from this one's.
 func (g *Group) compareStalled() {
 	if !g.life.acquire() {
 		return
@@ -271,8 +276,8 @@ func (g *Group) compareStalled() {
 	}
 }
 
-// compare declares a mismatch if the calls of a rank on another host differ from this one's. It returns the ranks that have not answered.
-// Requires: the group is acquired.
+// compare declares a mismatch if the calls of a rank on another host differ from this one's. It returns the ranks that
+// have not answered. Requires: the group is acquired.
 func (g diagnosis) compare(others []int) (unanswered []int) {
 	unanswered = g.ask(stateLimit, others...)
 	for _, rank := range others {
@@ -284,8 +289,8 @@ func (g diagnosis) compare(others []int) (unanswered []int) {
 	return unanswered
 }
 
-// mayWaitFor returns the rank of another host for which this rank waits, if there is one. Where streams wait for streams in a vendor's library,
-// those of this rank may wait for any: the neighbors stand for all.
+// mayWaitFor returns the rank of another host for which this rank waits, if there is one. Where streams wait for
+// streams in a vendor's library, those of this rank may wait for any: the neighbors stand for all.
 func (g diagnosis) mayWaitFor() []int {
 	if g.throughLibraryHere() {
 		return g.neighbors()
@@ -296,9 +301,10 @@ func (g diagnosis) mayWaitFor() []int {
 	return nil
 }
 
-// neighbors returns a rank of the next host and one of the host before, in a circle of all hosts. A hash covers all calls so far, so where two ranks
-// have made different ones, two hosts that are neighbors have, or two ranks of one host, which find it in shared memory. Each rank of both asks one of
-// the other host: the last one that makes the call finds all others with theirs. Ranks of a host ask different ranks as far as there are some.
+// neighbors returns a rank of the next host and one of the host before, in a circle of all hosts. A hash covers all
+// calls so far, so where two ranks have made different ones, two hosts that are neighbors have, or two ranks of one
+// host, which find it in shared memory. Each rank of both asks one of the other host: the last one that makes the call
+// finds all others with theirs. Ranks of a host ask different ranks as far as there are some.
 func (g *Group) neighbors() (list []int) {
 	here, n := g.hostOf[g.rank], len(g.hosts)
 	at := slices.Index(g.hosts[here], g.rank)
@@ -310,7 +316,8 @@ func (g *Group) neighbors() (list []int) {
 	return slices.Compact(list)
 }
 
-// differsFrom returns the failure of the first call in which this rank and another one differ, nil if they know of none.
+// differsFrom returns the failure of the first call in which this rank and another one differ, nil if they know of
+// none.
 func (g diagnosis) differsFrom(rank int) *coll.Failure {
 	if call, _, found := g.difference(rank, min(g.last(g.rank), g.last(rank))); found {
 		return g.mismatch(runner.Incident{Code: runner.Mismatch, Peer: rank, Sequence: call.Sequence, Op: call.Op})

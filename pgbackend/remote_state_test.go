@@ -15,8 +15,8 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Wherever the calls of hosts differ, and in whatever order ranks make them, a rank that compares its calls with those of its neighbors, once behind
-// each, finds it, and asks two ranks at most.
+// Wherever the calls of hosts differ, and in whatever order ranks make them, a rank that compares its calls with those
+// of its neighbors, once behind each, finds it, and asks two ranks at most.
 func TestNeighborsFindWhatDiffers(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 3000 {
@@ -51,8 +51,8 @@ func TestNeighborsFindWhatDiffers(t *testing.T) {
 	}
 }
 
-// libraryWorld is externalWorld over hosts, with an engine that counts as a vendor's library. Ranks ask each other nothing by
-// themselves but the calls of the library.
+// libraryWorld is externalWorld over hosts, with an engine that counts as a vendor's library. Ranks ask each other
+// nothing by themselves but the calls of the library.
 func libraryWorld(t *testing.T, hosts string, wires ...*wire) (*world, func(g *Group) *externalEngine) {
 	t.Helper()
 	setCompareEvery(t, time.Hour)
@@ -64,8 +64,8 @@ func libraryWorld(t *testing.T, hosts string, wires ...*wire) (*world, func(g *G
 	return newHostsWorld(t, hosts, wires...), func(g *Group) *externalEngine { return g.device.Load().engine.(*externalEngine) }
 }
 
-// Calls that differ and that a library carries out all the same are found although operations go on, and although nothing goes on for long: the
-// comparison has a time of its own, and waits for no operation of the host lane.
+// Calls that differ and that a library carries out all the same are found although operations go on, and although
+// nothing goes on for long: the comparison has a time of its own, and waits for no operation of the host lane.
 func TestCallsOfALibraryThatDiffer(t *testing.T) {
 	patient(t, 2*hangAfter) // where nobody answers
 	w, of := libraryWorld(t, "00123")
@@ -108,7 +108,8 @@ func TestNeighborThatDoesNotAnswer(t *testing.T) {
 	require.Eventually(t, w.groups[0].compareStreams, opTimeout, time.Millisecond)
 }
 
-// The answer to a question that was asked before may be older than what the rank has called since, so it is asked once more.
+// The answer to a question that was asked before may be older than what the rank has called since, so it is asked once
+// more.
 func TestQuestionThatWasAskedBefore(t *testing.T) {
 	setCompareEvery(t, time.Hour)
 	between := newWire(t, 0, 1, false)
@@ -125,7 +126,8 @@ func TestQuestionThatWasAskedBefore(t *testing.T) {
 	require.Equal(t, before+3, g.remotes[1].states.Load())
 }
 
-// A rank that leaves is missed in what it has not called, and in nothing else: its last state has what it has called on devices.
+// A rank that leaves is missed in what it has not called, and in nothing else: its last state has what it has called on
+// devices.
 func TestRankThatLeavesALibrary(t *testing.T) {
 	w, of := libraryWorld(t, "01")
 	call := func(g *Group) runner.Work {
@@ -166,8 +168,8 @@ func (joiningCommunicator) State() (queued bool, err error) { return false, nil 
 func (joiningCommunicator) Abort() bool                     { return true }
 func (joiningCommunicator) Settled() bool                   { return true }
 
-// A process of another host that dies while all join a communicator is a failure of the group, which all survivors raise, and the communicators
-// are ended.
+// A process of another host that dies while all join a communicator is a failure of the group, which all survivors
+// raise, and the communicators are ended.
 func TestRemoteProcessDiesInAJoin(t *testing.T) {
 	testEngines(t, nil)
 	deviceEngines["nccl"] = registeredEngine{

@@ -23,8 +23,8 @@ import (
 	"sagecomm/internal/shmem"
 )
 
-// Keys of the two tries, and of the rounds of a try behind the first one, in their order. A group on one host has neither addresses nor links,
-// and has joined when all have attached.
+// Keys of the two tries, and of the rounds of a try behind the first one, in their order. A group on one host has
+// neither addresses nor links, and has joined when all have attached.
 const (
 	firstTry  = "/first"
 	secondTry = "/second"
@@ -37,7 +37,8 @@ const (
 
 var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
 
-// abandonTry tells the other ranks in some rounds of a try why this rank does not come, which spares them their timeout.
+// abandonTry tells the other ranks in some rounds of a try why this rank does not come, which spares them their
+// timeout.
 func (g *Group) abandonTry(store bootstrap.Store, try string, in []string, why error) {
 	for _, round := range in {
 		if bootstrap.Abandon(store, g.keys+try+round, g.rank, g.size, telling(why)) != nil {
@@ -54,9 +55,9 @@ func (g *Group) behind(round string) []string {
 	return rounds[slices.Index(rounds, round)+1:]
 }
 
-// meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place of
-// a memfd. All ranks that go on take the same branches, because each branch depends only on data that all ranks share: the
-// list of methods, which is part of setup, and the outcome of Agree.
+// meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place
+// of a memfd. All ranks that go on take the same branches, because each branch depends only on data that all ranks
+// share: the list of methods, which is part of setup, and the outcome of Agree.
 func (g *Group) meet(c Config) error {
 	var methods []shmem.Method
 	for _, m := range env.ShmAttach.Get(g.settings) {
@@ -98,8 +99,8 @@ func (g *Group) attemptFile(c Config, try string, deadline time.Time, methods []
 	return g.attempt(c, try, deadline, methods, arena, err)
 }
 
-// attempt makes one attempt with one kind of arena. arenaErr is the reason why this rank has no arena; attempt passes it to
-// the other ranks.
+// attempt makes one attempt with one kind of arena. arenaErr is the reason why this rank has no arena; attempt passes
+// it to the other ranks.
 func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shmem.Method, arena *processArena, arenaErr error) (failed error) {
 	left := func() time.Duration { return max(time.Until(deadline), time.Millisecond) }
 	me := member{Machine: g.tuningSettings.machine, Host: bootstrap.HostName(), HostSetting: env.HostID.Get(g.settings), PID: os.Getpid(), Processors: processors(),
@@ -158,11 +159,13 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 	}
 	round := ""
 	g.unlinked.Store(nil)
+	g.news = lossNews{try: g.keys + try}
 	defer func() {
 		if failed != nil {
 			g.forgetOwnCulprit(failed)
+			g.askWhyUnlinked(c.Store)
+			g.tellOfLoss(c.Store)
 			g.abandonTry(c.Store, try, g.behind(round), g.bereaved(failed))
-			g.askWhyUnlinked(c.Store, g.keys+try+joinedRound)
 		}
 	}()
 	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)
@@ -306,10 +309,11 @@ func (g *Group) attach(methods []shmem.Method) error {
 	return nil
 }
 
-// giveUp ends an attempt of Create and returns the reason why the group was not made. If this rank has told the others that
-// it is ready, some of them may have a group already and will read this rank's shared block, so giveUp writes the reason
-// there. The block stays until all peers have left, given up or died, and a while longer for peers that read it late (see
-// sweep). This rank does not write into a peer's shared block, because a peer that gave up too may have freed it.
+// giveUp ends an attempt of Create and returns the reason why the group was not made. If this rank has told the others
+// that it is ready, some of them may have a group already and will read this rank's shared block, so giveUp writes the
+// reason there. The block stays until all peers have left, given up or died, and a while longer for peers that read it
+// late (see sweep). This rank does not write into a peer's shared block, because a peer that gave up too may have freed
+// it.
 func (g *Group) giveUp(err error) error {
 	err = g.bereaved(err)
 	if g.life.now() == meeting {

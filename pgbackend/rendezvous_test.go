@@ -113,8 +113,8 @@ func TestGroupsOnTheSameKeysOneAfterAnother(t *testing.T) {
 	})
 }
 
-// In a run of the job a rank was ended before it joined, after its peers had met. When the job starts again, it follows the epoch
-// of its peers; what they wrote in the run before is of processes that have ended.
+// In a run of the job a rank was ended before it joined, after its peers had met. When the job starts again, it follows
+// the epoch of its peers; what they wrote in the run before is of processes that have ended.
 func TestRankThatMissedARun(t *testing.T) {
 	mem := bootstrap.NewMemStore()
 	create := func(rank int, timeout time.Duration) (*Group, error) {

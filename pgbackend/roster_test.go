@@ -16,8 +16,8 @@ import (
 	"sagecomm/internal/coll"
 )
 
-// In a group of more than 64 ranks rank 0 reads for all what each has written. All name the rank that cannot take part, or is set up differently, also
-// where that is rank 0.
+// In a group of more than 64 ranks rank 0 reads for all what each has written. All name the rank that cannot take part,
+// or is set up differently, also where that is rank 0.
 func TestRanksOfALargeGroupNameWhoFails(t *testing.T) {
 	const size = 66
 	for _, culprit := range []int{0, 40} {

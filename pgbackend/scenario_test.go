@@ -35,13 +35,13 @@ import (
 //	rank R: CALL; CALL           the rank makes the calls, coalesced if there are several, and does not wait yet
 //	rank R aborts REASON, destroys, dies, has no memory, panics
 //
-// A CALL is the name of an operation and, as it needs them: a type, a reduction, the number of elements, `root R`, `to R`,
-// `from R`, `from any`, `tag T`, `timeout D`, `device`, `in N,N`, `out N,N` (elements of each block).
+// A CALL is the name of an operation and, as it needs them: a type, a reduction, the number of elements, `root R`, `to
+// R`, `from R`, `from any`, `tag T`, `timeout D`, `device`, `in N,N`, `out N,N` (elements of each block).
 //
-// What follows is the exception that the user sees, the culprit where that does not depend on which rank
-// looked first, and its text. Every rank that lives gets that same failure, or, where a call is refused, the rank that made
-// it. Hosts and processes read "host h, pid 12". A scenario with comments alone is that of a test that is written in Go and
-// calls [expectScenario].
+// What follows is the exception that the user sees, the culprit where that does not depend on which rank looked first,
+// and its text. Every rank that lives gets that same failure, or, where a call is refused, the rank that made it. Hosts
+// and processes read "host h, pid 12". A scenario with comments alone is that of a test that is written in Go and calls
+// [expectScenario].
 
 var update = flag.Bool("update", false, "write the scenarios of failures with the texts that came")
 
@@ -122,8 +122,8 @@ func TestFailureTexts(t *testing.T) {
 	}
 }
 
-// expectScenario checks a failure that a test causes in Go, the same one on every rank. The scenario with the test's name has the
-// text, and comments in place of steps.
+// expectScenario checks a failure that a test causes in Go, the same one on every rank. The scenario with the test's
+// name has the text, and comments in place of steps.
 func expectScenario(t *testing.T, file, name string, list []*coll.Failure) {
 	t.Helper()
 	path := filepath.Join("testdata/failures", file+".txt")
@@ -375,7 +375,8 @@ func (p *play) outcome() string {
 // toldWithin is far longer than a rank without operations takes to learn of a failure.
 const toldWithin = 20 * time.Second
 
-// failureOf waits until a rank fails: in its own call, or, if its call needs no other rank, because the group has failed.
+// failureOf waits until a rank fails: in its own call, or, if its call needs no other rank, because the group has
+// failed.
 func (p *play) failureOf(rank int, g *Group) (f *coll.Failure) {
 	for _, w := range p.works[rank] {
 		if got := finish(w); f == nil {

@@ -16,8 +16,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// worldBy returns a group that carries out a kind by a sendrecv algorithm, in chunks of the given length, or of the greatest length
-// for 0. hosts are the hosts that the ranks report; nil: all are on this one.
+// worldBy returns a group that carries out a kind by a sendrecv algorithm, in chunks of the given length, or of the
+// greatest length for 0. hosts are the hosts that the ranks report; nil: all are on this one.
 func worldBy(t *testing.T, size int, kind coll.Kind, algorithm string, chunk int, hosts func(rank int) string) *world {
 	t.Helper()
 	tune := fmt.Sprintf("%v:%s", kind, algorithm)

@@ -12,12 +12,12 @@ import (
 
 // This file holds the wait for issued operations at the end of a group.
 
-// destroyTimeout bounds how long the end of a group waits for operations on host memory, because peers may never join them, and for all
-// operations where the wait is brief. Tests change it.
+// destroyTimeout bounds how long the end of a group waits for operations on host memory, because peers may never join
+// them, and for all operations where the wait is brief. Tests change it.
 var destroyTimeout = 2 * time.Second
 
-// settleGrace is how much later than their timeout operations on devices are given up. Each fails by its timeout before, with an error that
-// names what it has waited for, unless its stream is late. Tests change it.
+// settleGrace is how much later than their timeout operations on devices are given up. Each fails by its timeout
+// before, with an error that names what it has waited for, unless its stream is late. Tests change it.
 var settleGrace = time.Second
 
 // The pause between two looks at the operations is a hundredth of the time waited, within these bounds.
@@ -26,7 +26,8 @@ const (
 	settleLong  = 5 * time.Millisecond
 )
 
-// When a wait asks ranks of other hosts how far they and their streams are: ever more seldom, because all ranks of the group may ask all others.
+// When a wait asks ranks of other hosts how far they and their streams are: ever more seldom, because all ranks of the
+// group may ask all others.
 const (
 	settleAsks   = 100 * time.Millisecond
 	settleSeldom = time.Second
@@ -63,8 +64,8 @@ type settling struct {
 	unfinished *coll.Failure // the same as a failure; nil: nobody asks for it
 }
 
-// Settle waits for the issued operations before Destroy, for a slice at most, for callers that look for signals meanwhile. It reports
-// whether it has to be called again. Behind it, Destroy gives up at once what is left.
+// Settle waits for the issued operations before Destroy, for a slice at most, for callers that look for signals
+// meanwhile. It reports whether it has to be called again. Behind it, Destroy gives up at once what is left.
 func (g *Group) Settle(slice time.Duration, wait Wait) (again bool, f *coll.Failure) {
 	if !g.life.acquire() {
 		return false, destroyed(g.name)
@@ -80,9 +81,10 @@ func (g *Group) Settle(slice time.Duration, wait Wait) (again bool, f *coll.Fail
 	return false, nil
 }
 
-// Finish waits until the issued operations are complete, as long as Destroy does, for callers that ask how they ended before they
-// destroy the group. It returns the failure of the group if operations or control exchanges of this rank have ended with it, or that of an
-// operation that is not complete. The failure of a group of which this rank needed nothing is nil, as with NCCL.
+// Finish waits until the issued operations are complete, as long as Destroy does, for callers that ask how they ended
+// before they destroy the group. It returns the failure of the group if operations or control exchanges of this rank
+// have ended with it, or that of an operation that is not complete. The failure of a group of which this rank needed
+// nothing is nil, as with NCCL.
 func (g *Group) Finish() *coll.Failure {
 	if !g.life.acquire() {
 		return destroyed(g.name)
@@ -142,8 +144,8 @@ func (g *Group) settle(patient bool) (gaveUp string, f *coll.Failure) {
 	return s.gaveUp, s.unfinished
 }
 
-// behindSlices returns how long Destroy waits. Where Settle has been called it waits no longer, except for operations that were issued
-// after all had been complete.
+// behindSlices returns how long Destroy waits. Where Settle has been called it waits no longer, except for operations
+// that were issued after all had been complete.
 func (s *settling) behindSlices() Wait {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,9 +167,9 @@ func (s *settling) rest() {
 	time.Sleep(min(max(settlePause, waited/100), settleLong))
 }
 
-// isOver looks at the operations once and reports whether the wait is over: they are complete, the group has failed, or they are given up.
-// tells: somebody asks for the failure of operations on devices that are given up.
-// Requires: the memory of the group stays.
+// isOver looks at the operations once and reports whether the wait is over: they are complete, the group has failed, or
+// they are given up. tells: somebody asks for the failure of operations on devices that are given up. Requires: the
+// memory of the group stays.
 func (s *settling) isOver(g *Group, wait Wait, tells bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,8 +222,9 @@ func (s *settling) leavesTime(g *Group, wait Wait, now time.Time) bool {
 	return g.ownTimeoutRuns(waited)
 }
 
-// ownTimeoutRuns reports whether the oldest operation on a device has a timeout of its own that is longer than the group's. A thread that
-// drives the operation looks at its timeout, which runs once the stream of this rank has reached it.
+// ownTimeoutRuns reports whether the oldest operation on a device has a timeout of its own that is longer than the
+// group's. A thread that drives the operation looks at its timeout, which runs once the stream of this rank has reached
+// it.
 func (g *Group) ownTimeoutRuns(waited time.Duration) bool {
 	d := g.device.Load()
 	if d == nil {
@@ -235,7 +238,8 @@ func (g *Group) ownTimeoutRuns(waited time.Duration) bool {
 	return found && waited < t.Timeout+settleGrace
 }
 
-// carries reports whether data have come from other hosts or gone there since the last time that it was asked: a network may be slow.
+// carries reports whether data have come from other hosts or gone there since the last time that it was asked: a
+// network may be slow.
 func (s *settling) carries(g *Group, now time.Time) bool {
 	moved := g.movedBetweenHosts()
 	if moved == s.moved {
@@ -275,8 +279,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// mourns reports whether the wait is to go on because a peer has died that had not left: the group is about to fail with that. Where the
-// watch over that process has found nothing unfinished, and there is now, it makes the group fail.
+// mourns reports whether the wait is to go on because a peer has died that had not left: the group is about to fail
+// with that. Where the watch over that process has found nothing unfinished, and there is now, it makes the group fail.
 func (g *Group) mourns() bool {
 	if g.mourning.Load() > 0 {
 		return true
@@ -296,8 +300,8 @@ func (g *Group) mourns() bool {
 	return false
 }
 
-// unfinishedHere returns the failure of a wait for the issued operations, some of which are not complete. It is that of an operation on a device
-// where there is one, and of the oldest one if that is known.
+// unfinishedHere returns the failure of a wait for the issued operations, some of which are not complete. It is that of
+// an operation on a device where there is one, and of the oldest one if that is known.
 func (g *Group) unfinishedHere(what string, waited time.Duration) *coll.Failure {
 	for _, l := range slices.Backward(g.lanes()) {
 		t, found := oldest(l.run)
@@ -315,7 +319,8 @@ func (g *Group) unfinishedHere(what string, waited time.Duration) *coll.Failure 
 		Message: fmt.Sprintf("sagecomm: group %q: %s has operations %s", g.title(), g.number(g.rank), what)}
 }
 
-// oldest returns the first of the operations of a lane that are not complete. It waits a moment for a thread that carries one out.
+// oldest returns the first of the operations of a lane that are not complete. It waits a moment for a thread that
+// carries one out.
 func oldest(run *runner.Group) (t runner.Incident, found bool) {
 	for until := time.Now().Add(2 * policy.Drain); run.Unfinished() > 0; time.Sleep(settlePause) {
 		if t, found, _ = run.Oldest(); found || time.Now().After(until) {
@@ -332,8 +337,8 @@ func (g *Group) onDevices() bool {
 
 func (g *Group) unfinished() bool { return g.unfinishedRuns() > 0 || g.composites.Load() > 0 }
 
-// destroyLimit returns how long Destroy waits for operations. After a Destroy that gave up, the next ones wait a tenth as long,
-// because peers that did not join the operations of one group rarely join those of the next.
+// destroyLimit returns how long Destroy waits for operations. After a Destroy that gave up, the next ones wait a tenth
+// as long, because peers that did not join the operations of one group rarely join those of the next.
 func (p *Process) destroyLimit() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,8 +11,8 @@ type progress struct {
 	late   bool   // a stream is late
 }
 
-// progress returns how far the operations on devices are that this rank has called. What peers call beyond them does not count: nothing
-// here waits for that.
+// progress returns how far the operations on devices are that this rank has called. What peers call beyond them does
+// not count: nothing here waits for that.
 func (g *Group) progress() (p progress) {
 	d := g.device.Load()
 	if d == nil {
@@ -38,8 +38,8 @@ func (p *progress) goesOn(now progress) bool {
 	return changed
 }
 
-// streamIsLate reports whether all ranks have called the collective of the device lane that is under way here, and the stream of
-// one of them has not reached it, or whether a p2p operation of this rank waits for a stream.
+// streamIsLate reports whether all ranks have called the collective of the device lane that is under way here, and the
+// stream of one of them has not reached it, or whether a p2p operation of this rank waits for a stream.
 func (g *Group) streamIsLate() bool {
 	d := g.device.Load()
 	if d == nil {
@@ -68,8 +68,8 @@ func (g *Group) reports() bool {
 	return has && e.Reports()
 }
 
-// unreached returns the ranks of other hosts of which it is not known that their streams have reached the collective of the device lane that is
-// under way here. There are none where nothing is under way.
+// unreached returns the ranks of other hosts of which it is not known that their streams have reached the collective of
+// the device lane that is under way here. There are none where nothing is under way.
 func (g *Group) unreached() (list []int) {
 	d := g.device.Load()
 	if d == nil || d.run.Unfinished() == 0 {

@@ -61,8 +61,8 @@ func endInSlices(wait Wait) func(*Group) error {
 	}
 }
 
-// A peer that dies while this rank destroys the group makes operations that are left fail with that, at once. So it does where this rank has
-// waited in slices before.
+// A peer that dies while this rank destroys the group makes operations that are left fail with that, at once. So it
+// does where this rank has waited in slices before.
 func TestDeathWhileOperationsOnDevicesAreLeft(t *testing.T) {
 	for name, end := range map[string]func(g *Group) error{
 		"destroy":   (*Group).Destroy,
@@ -100,8 +100,8 @@ func TestDeathWhileOperationsOnDevicesAreLeft(t *testing.T) {
 	}
 }
 
-// Where nothing is left it says nothing: peers that have destroyed the group end as well. An operation that another thread issues afterwards
-// fails with it.
+// Where nothing is left it says nothing: peers that have destroyed the group end as well. An operation that another
+// thread issues afterwards fails with it.
 func TestDeathBehindTheLastOperation(t *testing.T) {
 	for _, issues := range []bool{false, true} {
 		useNewPool(t)
@@ -154,7 +154,8 @@ func TestEndOfAPeerThatHasLeft(t *testing.T) {
 	require.NoError(t, expect(finish(recv), coll.Aborted, "was destroyed on rank 0"))
 }
 
-// A wait that is stopped gives up at once what is left, and names no culprit: peers that need this rank learn that it has left.
+// A wait that is stopped gives up at once what is left, and names no culprit: peers that need this rank learn that it
+// has left.
 func TestAWaitThatIsStopped(t *testing.T) {
 	impatient(t, hangAfter)
 	useNewPool(t)
@@ -199,7 +200,8 @@ func TestDestroyBehindAFinishThatGaveUp(t *testing.T) {
 	require.NoError(t, expect(finish(work), coll.Aborted, "was destroyed on rank 0"))
 }
 
-// An operation on a device ends with its own timeout, which names what it has waited for, also where that is longer than the group's.
+// An operation on a device ends with its own timeout, which names what it has waited for, also where that is longer
+// than the group's.
 func TestDestroyWaitsAsLongAsAnOperationMayTake(t *testing.T) {
 	impatient(t, time.Nanosecond)
 	grace := settleGrace
@@ -231,7 +233,8 @@ func TestDestroyWaitsAsLongAsAnOperationMayTake(t *testing.T) {
 	})
 }
 
-// In a brief wait an operation on a device gets no more time than one on host memory. What is given up names operation and rank.
+// In a brief wait an operation on a device gets no more time than one on host memory. What is given up names operation
+// and rank.
 func TestBriefEnd(t *testing.T) {
 	useNewPool(t)
 	devices := fakeDevices(t, 2, 1, true)

@@ -95,7 +95,8 @@ func difference(a, b int, of, other setup) error {
 	return nil
 }
 
-// differ reports whether only some ranks have something, and returns a rank with it and one without: the same on all ranks.
+// differ reports whether only some ranks have something, and returns a rank with it and one without: the same on all
+// ranks.
 func (g *Group) differ(has func(*member) bool) (with, without int, differ bool) {
 	for rank := range g.members {
 		switch first := has(&g.members[0]); {

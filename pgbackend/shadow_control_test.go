@@ -54,7 +54,8 @@ func TestControlExchangeBetweenHosts(t *testing.T) {
 	}
 }
 
-// Entries are made for the topics that ranks exchange, and for no others. A diagnosis that looks for an exchange makes none.
+// Entries are made for the topics that ranks exchange, and for no others. A diagnosis that looks for an exchange makes
+// none.
 func TestControlEntriesAreMadeAtNeed(t *testing.T) {
 	w := newHostsWorld(t, "01")
 	made := func() (list []topic) {
@@ -161,7 +162,8 @@ func TestExchangeWithARankOfAnotherHostThatHasGone(t *testing.T) {
 	require.Equal(t, "its part", string(all[1]))
 }
 
-// A stray store into the entry of this rank, which its peers map, does not make frames of the other one wrong, nor the link end.
+// A stray store into the entry of this rank, which its peers map, does not make frames of the other one wrong, nor the
+// link end.
 func TestScribbledEntryBetweenHosts(t *testing.T) {
 	h, w := apartInControl(t, 2)
 	own := topicEngine.entry(w.groups[0], 0)

@@ -31,7 +31,8 @@ func recvFrom(g *Group, from, tag int, b []byte) (runner.Work, *coll.Failure) {
 	return g.Issue(coll.Op{Kind: coll.Recv, Root: from, Tag: tag, Async: true, Type: coll.Uint8}, nil, one(b))
 }
 
-// lengthsOfP2P has every class of messages: none, eager, announced in one piece and in several, and the lengths at which classes begin.
+// lengthsOfP2P has every class of messages: none, eager, announced in one piece and in several, and the lengths at
+// which classes begin.
 var lengthsOfP2P = []int{0, 1, 64, 8 << 10, 8<<10 + 1, 64 << 10, 64<<10 + 1, 1<<20 + 3}
 
 // Every rank sends every other one messages of every class, in both orders of posting. What comes is what was sent.
@@ -102,7 +103,8 @@ func TestP2PBetweenHosts(t *testing.T) {
 	}
 }
 
-// More eager bytes than the credit lie unmatched at the receiver, and many times the length of a fifo goes through it, of random lengths.
+// More eager bytes than the credit lie unmatched at the receiver, and many times the length of a fifo goes through it,
+// of random lengths.
 func TestManySendsBetweenHosts(t *testing.T) {
 	_, w := apart(t, 2)
 	seed := rand.Uint64()
@@ -167,8 +169,9 @@ var phases = []struct {
 	{"a recv half of which has come", coll.Recv, 32 << 20, true, true, false},
 }
 
-// begin makes a group of two ranks, posts the operations of a phase and returns them when the phase is reached, that of rank 1 first. Where half of an
-// operation has come, nothing more comes until unblock. block would not do there: where an operation fails, it waits for who handles what has come.
+// begin makes a group of two ranks, posts the operations of a phase and returns them when the phase is reached, that of
+// rank 1 first. Where half of an operation has come, nothing more comes until unblock. block would not do there: where
+// an operation fails, it waits for who handles what has come.
 func begin(t *testing.T, phase int) (h *hosts, w *world, works []runner.Work) {
 	t.Helper()
 	p := phases[phase]
@@ -212,7 +215,8 @@ func begin(t *testing.T, phase int) (h *hosts, w *world, works []runner.Work) {
 	return h, w, works
 }
 
-// A rank that aborts and leaves in any phase of an operation ends it on the other rank. Links stay, and the memory of all is given back.
+// A rank that aborts and leaves in any phase of an operation ends it on the other rank. Links stay, and the memory of
+// all is given back.
 func TestP2PIsGivenUpBetweenHosts(t *testing.T) {
 	for phase, p := range phases {
 		t.Run(p.name, func(t *testing.T) {

@@ -24,8 +24,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// In these tests the ranks of a group are on several hosts as far as the runner knows: each rank has shadows of those of other hosts, and
-// what crosses goes over links on loopback. Runner, plans and programs are those of one host.
+// In these tests the ranks of a group are on several hosts as far as the runner knows: each rank has shadows of those
+// of other hosts, and what crosses goes over links on loopback. Runner, plans and programs are those of one host.
 
 // hosts are the ends of links of the ranks of one group.
 type hosts struct {
@@ -220,8 +220,8 @@ func TestLossBetweenHosts(t *testing.T) {
 	require.NoError(t, expect(<-failed, coll.PeerFailure, "rank 1"))
 }
 
-// A rank that has given up, while others have joined, is known by the record that was made with its shadow, and the memory of all is given
-// back.
+// A rank that has given up, while others have joined, is known by the record that was made with its shadow, and the
+// memory of all is given back.
 func TestGiveUpBetweenHosts(t *testing.T) {
 	h := newHosts(t, 2, twoHosts(2))
 	w := worldBy(t, 2, coll.AllReduce, sendrecv.Algorithms(coll.AllReduce)[0], 0, nil)

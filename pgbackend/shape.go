@@ -12,7 +12,8 @@ import (
 	"sagecomm/internal/topo"
 )
 
-// crowded reports whether a machine has more ranks of the group than processors that any of them may run on. It is the same on all ranks.
+// crowded reports whether a machine has more ranks of the group than processors that any of them may run on. It is the
+// same on all ranks.
 func (g *Group) crowded() bool {
 	for _, m := range g.machinesInUse() {
 		if m.ranks > len(m.free) {
@@ -60,8 +61,8 @@ func (g *Group) machinesInUse() map[string]*machineInUse {
 }
 
 // switching is the hop of a crowded group, in octaves: 8 us, the time until the kernel has switched ranks. With it the
-// tables leave one-shot all_reduce between 32 and 64 KiB, which is where it stopped being the fastest among 4 ranks on 2
-// processors (docs/measured.md).
+// tables leave one-shot all_reduce between 32 and 64 KiB, which is where it stopped being the fastest among 4 ranks on
+// 2 processors (docs/measured.md).
 const switching = 5
 
 // processors returns the processors that this process may run on. If the system does not report

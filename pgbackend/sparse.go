@@ -12,14 +12,14 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// The all_reduce of sparse tensors is a composite operation. A rank does not know how many elements the others have. So an
-// all_gather of headers comes first, which says how many, and gives the call its number among the collectives of the group.
-// Then each rank sends its elements to every other rank with p2p operations, and the caller adds what has come, in rank
-// order: the result has the same bits on all ranks. The p2p operations have an order of their own and tags that users cannot
-// have, so collectives that are issued meanwhile are not disturbed, and nobody waits inside the call.
+// The all_reduce of sparse tensors is a composite operation. A rank does not know how many elements the others have. So
+// an all_gather of headers comes first, which says how many, and gives the call its number among the collectives of the
+// group. Then each rank sends its elements to every other rank with p2p operations, and the caller adds what has come,
+// in rank order: the result has the same bits on all ranks. The p2p operations have an order of their own and tags that
+// users cannot have, so collectives that are issued meanwhile are not disturbed, and nobody waits inside the call.
 
-// SparseHeader describes the tensor of one rank to all ranks. All members but Elements must be the same on all ranks. The
-// layout is that of sagecomm_sparse_header.
+// SparseHeader describes the tensor of one rank to all ranks. All members but Elements must be the same on all ranks.
+// The layout is that of sagecomm_sparse_header.
 type SparseHeader struct {
 	Elements   int64
 	SparseDims int64
@@ -54,8 +54,8 @@ type numberedHeader struct {
 // sparseHeaderBytes is the length of a numberedHeader, whole elements of [coll.Sparse].
 var sparseHeaderBytes = binary.Size(numberedHeader{})
 
-// sparseSum is a SparseSum that goes on. Its steps are the operations that it is made of. It is used by the goroutine that
-// calls AllReduceSparse and then by the threads that complete the steps.
+// sparseSum is a SparseSum that goes on. Its steps are the operations that it is made of. It is used by the goroutine
+// that calls AllReduceSparse and then by the threads that complete the steps.
 type sparseSum struct {
 	SparseSum
 	group    *Group
@@ -117,8 +117,8 @@ func (o *sparseSum) fail(f *coll.Failure) {
 	}
 }
 
-// failGroup fails the group, so that the other ranks and the steps that go on end as well. Where another rank has failed it
-// first, that rank's cause is kept.
+// failGroup fails the group, so that the other ranks and the steps that go on end as well. Where another rank has
+// failed it first, that rank's cause is kept.
 func (o *sparseSum) failGroup(status coll.Status, culprit int, format string, args ...any) {
 	f := &coll.Failure{Status: status, Rank: culprit, Op: sparseName, Message: "sagecomm: " + sparseName + ": " + fmt.Sprintf(format, args...)}
 	o.group.fail(f)
@@ -201,8 +201,8 @@ const (
 	sparseFields
 )
 
-// sparseTag is the tag of a p2p operation: negative, which users' tags are not. Each call has tags of its own, because a rank
-// may post the receives of a later call first.
+// sparseTag is the tag of a p2p operation: negative, which users' tags are not. Each call has tags of its own, because
+// a rank may post the receives of a later call first.
 func sparseTag(number int64, field int) int {
 	const numbers = 1 << 30 / sparseFields
 	return -1 - int(uint64(number)%numbers)*sparseFields - field

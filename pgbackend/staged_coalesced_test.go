@@ -70,7 +70,8 @@ func (m *mixed) check() error {
 	return nil
 }
 
-// A call with collectives and p2p operations gives what they give one by one, in whatever order streams run, several calls at once.
+// A call with collectives and p2p operations gives what they give one by one, in whatever order streams run, several
+// calls at once.
 func TestStagedCoalesced(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		seeds := uint64(4)
@@ -145,7 +146,8 @@ func TestCoalescedCallOfALateStream(t *testing.T) {
 	})
 }
 
-// When a group fails all operations of a call end with the first cause, and pinned memory is used again by a later group.
+// When a group fails all operations of a call end with the first cause, and pinned memory is used again by a later
+// group.
 func TestFailureOfACoalescedCall(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)

@@ -10,7 +10,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// A long operation takes no more than 8 MiB of pinned memory where the streams of the device can wait, and has the bits of the host.
+// A long operation takes no more than 8 MiB of pinned memory where the streams of the device can wait, and has the bits
+// of the host.
 func TestLongOperationsGoThroughWindows(t *testing.T) {
 	bytesOf := 20 << 20
 	if !testing.Short() {
@@ -68,7 +69,8 @@ func TestLongOperationsGoThroughWindows(t *testing.T) {
 	}
 }
 
-// Each operation in flight has a block of pinned memory of its own: a window, or its whole length. Later operations use the blocks again.
+// Each operation in flight has a block of pinned memory of its own: a window, or its whole length. Later operations use
+// the blocks again.
 func TestPinnedMemoryOfOperationsInFlight(t *testing.T) {
 	const flights, length = 8, 12 << 20
 	for _, e := range []struct {
@@ -186,8 +188,8 @@ func TestLongBlocksGoThroughWindows(t *testing.T) {
 	}
 }
 
-// The stages of one operation overlap: while the program works on a group, of which the other rank's device has not brought all,
-// this rank's device has brought the next groups and has taken the output of the ones before.
+// The stages of one operation overlap: while the program works on a group, of which the other rank's device has not
+// brought all, this rank's device has brought the next groups and has taken the output of the ones before.
 func TestCopiesOverlapTheProgram(t *testing.T) {
 	const brought = 3
 	for _, kind := range []coll.Kind{coll.AllReduce, coll.AllGather, coll.ReduceScatter} {
@@ -224,7 +226,8 @@ func TestCopiesOverlapTheProgram(t *testing.T) {
 // inWindow is how many groups the input of an operation has room for: staged.inWindow.
 const inWindow = 3
 
-// awaitWrites waits until the device has brought at least so many groups of the input and taken at least so many of the output.
+// awaitWrites waits until the device has brought at least so many groups of the input and taken at least so many of the
+// output.
 func (d *fakeDevice) awaitWrites(inputs, outputs int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -50,7 +50,8 @@ func TestMismatchOfP2POnDevices(t *testing.T) {
 	})
 }
 
-// An abort ends sends and recvs that wait for streams and peers. Their pinned memory is not used again before the device is done.
+// An abort ends sends and recvs that wait for streams and peers. Their pinned memory is not used again before the
+// device is done.
 func TestAbortOfP2POnDevices(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
@@ -121,8 +122,8 @@ func TestDestroyWithP2PInFlightOnDevices(t *testing.T) {
 	})
 }
 
-// An error of the device takes the group down with its text, and peers learn of it. No stream waits for an operation that was
-// queued in part, or queued but not issued.
+// An error of the device takes the group down with its text, and peers learn of it. No stream waits for an operation
+// that was queued in part, or queued but not issued.
 func TestDeviceErrorsOfP2P(t *testing.T) {
 	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater", "WaitValue", "CopyOut", "Join"} {
 		t.Run(method, func(t *testing.T) {

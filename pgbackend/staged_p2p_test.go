@@ -42,7 +42,8 @@ func recvOn(g *Group, d *fakeDevice, from, tag, n int) (deviceWork, []byte, *col
 	return w, b, f
 }
 
-// Every rank sends to every rank, itself included, lengths from none to several frames, and receives them in another order of tags.
+// Every rank sends to every rank, itself included, lengths from none to several frames, and receives them in another
+// order of tags.
 func TestStagedP2P(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		seeds := uint64(6)
@@ -106,8 +107,8 @@ func exchangeAll(g *Group, d *fakeDevice, seed uint64) error {
 	return nil
 }
 
-// Sends with one tag are received in the order in which they were issued, and a recv from any source takes the first that was
-// announced and knows its source at the end, also while the stream of the sender is late.
+// Sends with one tag are received in the order in which they were issued, and a recv from any source takes the first
+// that was announced and knows its source at the end, also while the stream of the sender is late.
 func TestPostedOrderDecidesOnDevices(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
@@ -179,8 +180,8 @@ func TestPostedOrderDecidesOnDevices(t *testing.T) {
 	})
 }
 
-// A recv whose stream is late takes its payload, so that the sender goes on; it ends when its stream has reached it, even if the
-// sender has left by then, and no timeout begins before.
+// A recv whose stream is late takes its payload, so that the sender goes on; it ends when its stream has reached it,
+// even if the sender has left by then, and no timeout begins before.
 func TestRecvWhoseStreamIsLate(t *testing.T) {
 	waitingOnBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)

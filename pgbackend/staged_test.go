@@ -80,8 +80,8 @@ func (e exchange) result() []byte {
 	return e.out
 }
 
-// Every collective on a device gives the bits that it gives on the host, in whatever order the streams run, with several
-// operations under way.
+// Every collective on a device gives the bits that it gives on the host, in whatever order the streams run, with
+// several operations under way.
 func TestStagedCollectives(t *testing.T) {
 	seeds := uint64(6)
 	if testing.Short() {
@@ -235,8 +235,8 @@ func TestStagingIsUsedAgain(t *testing.T) {
 	})
 }
 
-// A group that fails while a stream is late ends the operation. Its pinned memory and its streams, which wait for the late one, are not
-// used again before the device is done.
+// A group that fails while a stream is late ends the operation. Its pinned memory and its streams, which wait for the
+// late one, are not used again before the device is done.
 func TestFailureWhileStreamIsLate(t *testing.T) {
 	onBothKinds(t, func(t *testing.T, waits bool) {
 		useNewPool(t)
@@ -287,8 +287,8 @@ func TestFailureWhileStreamIsLate(t *testing.T) {
 	})
 }
 
-// An error of the device takes the group down with its text, whichever method it comes from, and peers learn of it. No stream waits
-// for an operation that was queued in part, or queued but not issued.
+// An error of the device takes the group down with its text, whichever method it comes from, and peers learn of it. No
+// stream waits for an operation that was queued in part, or queued but not issued.
 func TestDeviceErrors(t *testing.T) {
 	for _, method := range []string{"NewStream", "Pin", "Fork", "CopyIn", "WriteValue", "JoinLater", "WaitValue", "CopyOut", "Join"} {
 		t.Run(method, func(t *testing.T) {

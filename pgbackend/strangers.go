@@ -13,7 +13,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// strangerPause is the least time between two lines of the log about connections that were not admitted: anybody can make them.
+// strangerPause is the least time between two lines of the log about connections that were not admitted: anybody can
+// make them.
 const strangerPause = time.Second
 
 // strangers logs why connections to the port of links were not admitted.

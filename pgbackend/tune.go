@@ -18,8 +18,8 @@ type Measurements struct {
 	Propose bool `json:"propose"` // requests the rows to confirm instead of the entry to write
 }
 
-// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio to
-// the time of the group's own choice in the same rounds. [algo.Measured] explains the other fields.
+// measured is a row of [Measurements]: one algorithm at one length. Chunk 0 means the predicted one. Ratio is the ratio
+// to the time of the group's own choice in the same rounds. [algo.Measured] explains the other fields.
 type measured struct {
 	Op        string  `json:"op"`
 	Bytes     uint64  `json:"bytes"`
@@ -39,8 +39,8 @@ type openRule struct {
 	Chunk     int    `json:"chunk"`
 }
 
-// Tuned is the result of [Process.Tune]: the entry for groups of this shape on this machine, and the text of the file with
-// that entry; or the rules to confirm first.
+// Tuned is the result of [Process.Tune]: the entry for groups of this shape on this machine, and the text of the file
+// with that entry; or the rules to confirm first.
 type Tuned struct {
 	Entry       algo.Entry `json:"entry"`
 	File        string     `json:"file"`

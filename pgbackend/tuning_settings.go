@@ -12,8 +12,8 @@ import (
 	"sagecomm/internal/topo"
 )
 
-// tuningSettings holds what users have set about the choice of algorithms. All ranks of a group must have the same: they
-// compare [tuningSettings.fingerprint] when the group is made.
+// tuningSettings holds what users have set about the choice of algorithms. All ranks of a group must have the same:
+// they compare [tuningSettings.fingerprint] when the group is made.
 type tuningSettings struct {
 	tune     algo.Tune
 	text     string // value of SAGECOMM_TUNE

@@ -17,8 +17,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// vendorEngine returns an engine that carries out collectives by a method, and leaves the others to staged. Where the ranks cannot
-// use the method, without carries out the collectives.
+// vendorEngine returns an engine that carries out collectives by a method, and leaves the others to staged. Where the
+// ranks cannot use the method, without carries out the collectives.
 func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *staged.Engine, without engine.Engine) *vendor.Engine {
 	return vendor.New(method, vendor.Group{Run: run, Rank: g.rank, Size: g.size, Host: g.members[g.rank].Host, Timeout: g.timeout,
 		Exchange: func(purpose string, mine []byte) ([][]byte, error) { return g.exchangeFor(topicEngine, purpose, mine) },
@@ -44,9 +44,9 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 	}, others, without, g.process.vendors, openAccess)
 }
 
-// reportWait returns how long an error of a vendor's library waits for a failure that explains it. In a group over several hosts, a death is noticed
-// after noticedAfter at the latest, and deathWait later it is the cause of this rank. On one host it is noticed at once, and the libraries do not
-// notice it.
+// reportWait returns how long an error of a vendor's library waits for a failure that explains it. In a group over
+// several hosts, a death is noticed after noticedAfter at the latest, and deathWait later it is the cause of this rank.
+// On one host it is noticed at once, and the libraries do not notice it.
 func (g *Group) reportWait() time.Duration {
 	if g.apart() {
 		timing := tcp.DefaultTiming
@@ -56,11 +56,12 @@ func (g *Group) reportWait() time.Duration {
 	return 0
 }
 
-// reportSpare is for a process that is late: an error of the library that comes before the death that it tells of would name the wrong rank.
+// reportSpare is for a process that is late: an error of the library that comes before the death that it tells of would
+// name the wrong rank.
 const reportSpare = 200 * time.Millisecond
 
-// noticedAfter returns when a link whose other end is dead counts as lost at the latest: Beat and a look until a heartbeat, the wait and a look,
-// two of which are a Beat.
+// noticedAfter returns when a link whose other end is dead counts as lost at the latest: Beat and a look until a
+// heartbeat, the wait and a look, two of which are a Beat.
 func noticedAfter(t tcp.Timing) time.Duration { return 2*t.Beat + t.Unacked }
 
 // withoutEngine notes whether ranks have reasons to do without an engine, and returns the choice that holds now.
@@ -96,8 +97,9 @@ func (g *Group) exchangeFor(t topic, purpose string, mine []byte) ([][]byte, err
 	return all, nil
 }
 
-// settled notes whether the ranks use a vendor's engine, which all have offered, on the devices that they use now; where reasons
-// has a text, they do not. All ranks call it with the same reasons. A rank that has failed to join is worth a warning.
+// settled notes whether the ranks use a vendor's engine, which all have offered, on the devices that they use now;
+// where reasons has a text, they do not. All ranks call it with the same reasons. A rank that has failed to join is
+// worth a warning.
 func (g *Group) settled(engine string, reasons []string, failed bool) error {
 	culprit := slices.IndexFunc(reasons, func(why string) bool { return why != "" })
 	choice := g.withoutEngine(engine, reasons, culprit < 0)

@@ -105,8 +105,8 @@ func (r relapsing) Abort() {
 	r.Engine.Abort()
 }
 
-// The recovery from a panic takes the group down, which calls what has panicked. The group has failed with the first reason on all ranks, and
-// the process goes on, whether the panic was on a goroutine or in a call.
+// The recovery from a panic takes the group down, which calls what has panicked. The group has failed with the first
+// reason on all ranks, and the process goes on, whether the panic was on a goroutine or in a call.
 func TestPanicOfARecovery(t *testing.T) {
 	var panics atomic.Bool
 	testEngines(t, nil)
@@ -151,8 +151,8 @@ type reporting struct {
 
 func (r reporting) Reports() bool { return r.reports.Load() }
 
-// Who destroys a group waits for an error of the library that waits for a failure which explains it: operations end with that and not with
-// the end of the group.
+// Who destroys a group waits for an error of the library that waits for a failure which explains it: operations end
+// with that and not with the end of the group.
 func TestDestroyWaitsForReports(t *testing.T) {
 	impatient(t, 50*time.Millisecond)
 	var reports atomic.Bool

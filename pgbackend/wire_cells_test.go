@@ -159,8 +159,8 @@ func (c wireCell) expected() outcome {
 	panic("no such fault: " + c.fault)
 }
 
-// draw draws where a fault that wire makes happens. It is one of the direction from ends[from], and of a connection that the operation may use, where
-// links have so many for data.
+// draw draws where a fault that wire makes happens. It is one of the direction from ends[from], and of a connection
+// that the operation may use, where links have so many for data.
 func (c wireCell) draw(random *rand.Rand, ends [2]int, data int) wireFault {
 	f := wireFault{action: c.fault, from: ends[random.IntN(2)], index: -1, part: "byte", mask: 1 << random.IntN(8)}
 	switch c.fault {

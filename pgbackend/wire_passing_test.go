@@ -26,7 +26,8 @@ type passing struct {
 	fragments int // bytes that still go in small pieces
 }
 
-// pass passes bytes on, one part after another: a part of the handshake, of a header, or of a payload. It reports false when the direction is over.
+// pass passes bytes on, one part after another: a part of the handshake, of a header, or of a payload. It reports false
+// when the direction is over.
 func (s *passing) pass(b []byte) bool {
 	w := s.p.w
 	if s.said >= 0 {

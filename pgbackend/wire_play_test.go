@@ -16,7 +16,8 @@ import (
 
 // What a trial of TestWire does at each moment, and what it expects.
 
-// playOperations runs operations until the fault has happened, and then until all ranks have failed, or three times more.
+// playOperations runs operations until the fault has happened, and then until all ranks have failed, or three times
+// more.
 func (x *wireTrial) playOperations() {
 	require.NoError(x.t, errors.Join(x.make(x.String(), opTimeout, true)...))
 	g := x.world.groups
@@ -123,8 +124,9 @@ func (x *wireTrial) oneCause(want outcome) {
 	}
 }
 
-// equal compares what was received with what was sent. Words that C reads tell that it is there; the race detector knows nothing of these, and takes
-// the store of the goroutine that has read it from the link for one that may still go on.
+// equal compares what was received with what was sent. Words that C reads tell that it is there; the race detector
+// knows nothing of these, and takes the store of the goroutine that has read it from the link for one that may still go
+// on.
 //
 //go:norace
 func equal(got, want []byte) bool {

@@ -20,8 +20,8 @@ import (
 	"sagecomm/internal/transport/tcp"
 )
 
-// wire stands between the links of two ranks, which it finds in the store: each of them is told an address of wire's in the place of the other one's.
-// It does to their connections what a fault says (wireFault), once.
+// wire stands between the links of two ranks, which it finds in the store: each of them is told an address of wire's in
+// the place of the other one's. It does to their connections what a fault says (wireFault), once.
 type wire struct {
 	t    *testing.T
 	ends [2]int // the two ranks
@@ -96,8 +96,8 @@ func (w *wire) close() {
 	w.running.Wait()
 }
 
-// stop holds back what a rank sends, until goOn. To it the other end is as a process that is stopped: it answers nothing, and its kernel acknowledges
-// what it was sent.
+// stop holds back what a rank sends, until goOn. To it the other end is as a process that is stopped: it answers
+// nothing, and its kernel acknowledges what it was sent.
 func (w *wire) stop(from int) {
 	w.t.Cleanup(w.goOn)
 	w.mu.Lock()
@@ -267,7 +267,8 @@ func (w *wire) accept(dialer int) {
 	}
 }
 
-// established reports whether neither end has closed a connection. An attempt to link that was given up is closed before the next one begins.
+// established reports whether neither end has closed a connection. An attempt to link that was given up is closed
+// before the next one begins.
 func established(c *net.TCPConn) (is bool) {
 	raw, err := c.SyscallConn()
 	if err != nil {

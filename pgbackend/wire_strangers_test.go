@@ -69,7 +69,8 @@ func (x *wireTrial) visit() {
 	}
 }
 
-// say says what a stranger has to say, in "twice" as if it were a process that has a link. early: the trial waits for it.
+// say says what a stranger has to say, in "twice" as if it were a process that has a link. early: the trial waits for
+// it.
 func (x *wireTrial) say(c net.Conn, from, to tcp.Identity, n int, seed uint64, early bool) {
 	hello := make([]byte, handshake.HelloBytes)
 	copy(hello, "sagelnk1")
@@ -107,7 +108,8 @@ func (x *wireTrial) say(c net.Conn, from, to tcp.Identity, n int, seed uint64, e
 		body := append(append([]byte{tcp.Version}, from[:]...), to[:]...)
 		body = append(binary.LittleEndian.AppendUint64(body, uint64(n)+1<<40), byte(n%2), byte(x.data))
 		body = append(body, make([]byte, introductionBytes-len(body))...) // checksums always, of machine 0, between ends 0
-		// The link is there, or was lost while a group needs it. Behind the end of the group it may be forgotten, and made anew.
+		// The link is there, or was lost while a group needs it. Behind the end of the group it may be forgotten, and
+		// made anew.
 		if s.Send(body) == nil {
 			if answer, err := s.Receive(); early && (err != nil || !strings.Contains("cln", string(answer))) {
 				x.t.Errorf("a second connection of a link was answered with %q, %v", answer, err)

@@ -33,8 +33,8 @@ const (
 	makingFor   = 4 * time.Second // of a group whose links may not be made
 )
 
-// Faults of links: in no cell does a rank hang, get wrong data, or a cause that others do not have, and nothing is left behind. With -short a few cells
-// are drawn. One alone: -run 'TestWire/p2p/8/reset/running/tls$' -wire.seed=...
+// Faults of links: in no cell does a rank hang, get wrong data, or a cause that others do not have, and nothing is left
+// behind. With -short a few cells are drawn. One alone: -run 'TestWire/p2p/8/reset/running/tls$' -wire.seed=...
 func TestWire(t *testing.T) {
 	seed := *wireSeed
 	if seed == 0 {
@@ -81,8 +81,9 @@ func TestWire(t *testing.T) {
 	t.Errorf("goroutines and descriptors: %v before, %v after: %v\n%s", before, after, descriptors(t), stacks[:runtime.Stack(stacks, true)])
 }
 
-// Faults of a link while it is measured are faults of a link: all ranks make the group, or none does. The fault comes behind the handshake. The link
-// is measured until the fault has happened, and until the link is lost if it is to be, however long that takes.
+// Faults of a link while it is measured are faults of a link: all ranks make the group, or none does. The fault comes
+// behind the handshake. The link is measured until the fault has happened, and until the link is lost if it is to be,
+// however long that takes.
 func TestWireWhileLinksAreProbed(t *testing.T) {
 	var trial atomic.Pointer[wireTrial]
 	probing(t, func(l *tcp.Link, ctx context.Context, limit time.Duration) (c tcp.Costs) {
@@ -136,7 +137,8 @@ func TestWireGroupsThatAreMade(t *testing.T) {
 	}
 }
 
-// wireSettings lets each rank have links of its own, which end with its groups, until the test ends. It returns what ranks set for encryption.
+// wireSettings lets each rank have links of its own, which end with its groups, until the test ends. It returns what
+// ranks set for encryption.
 func wireSettings(t *testing.T) []options {
 	t.Helper()
 	realName, realRest := networkName, networkRest.Swap(int64(time.Millisecond))

@@ -13,7 +13,8 @@ import (
 	"sagecomm/internal/handshake"
 )
 
-// TCPStore is the store of a unique id: connections to the [Server] of the process that made the id, one for each call that is under way.
+// TCPStore is the store of a unique id: connections to the [Server] of the process that made the id, one for each call
+// that is under way.
 type TCPStore struct {
 	server netip.AddrPort
 	space  [spaceBytes]byte
@@ -30,8 +31,8 @@ var _ ManyGetter = (*TCPStore)(nil)
 const (
 	// dialTimeout is how long a server is tried that does not answer. It was there when it made the id.
 	dialTimeout = 2 * time.Second
-	// mostRefusals is how often a server is tried that ends the handshake. A process that is ending does so too, and is gone at
-	// the next try; and so does a server that had too many strangers.
+	// mostRefusals is how often a server is tried that ends the handshake. A process that is ending does so too, and is
+	// gone at the next try; and so does a server that had too many strangers.
 	mostRefusals = 5
 	// answerGrace is the time for an answer beyond the time that the request may take.
 	answerGrace = 20 * time.Second
@@ -40,8 +41,9 @@ const (
 // ErrGone is the error where the server of an id does not answer, or does not answer any more.
 var ErrGone = errors.New("the process that made the unique id: it has ended")
 
-// Dial connects to the server of an id by the deadline. job is the secret of the job, nil without one. A server that is not there yet,
-// or does not have a derived id yet, is tried until the deadline if late is set. The end of the context ends Dial.
+// Dial connects to the server of an id by the deadline. job is the secret of the job, nil without one. A server that is
+// not there yet, or does not have a derived id yet, is tried until the deadline if late is set. The end of the context
+// ends Dial.
 func Dial(ctx context.Context, id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
 	key := id.key(job)
 	soon := time.Now().Add(dialTimeout)
@@ -175,7 +177,8 @@ func (t *TCPStore) GetMany(keys []string, timeout time.Duration) ([][]byte, erro
 	}
 }
 
-// Leave tells the server that this rank needs the store no longer. The server drops the key space when all ranks have said so.
+// Leave tells the server that this rank needs the store no longer. The server drops the key space when all ranks have
+// said so.
 func (t *TCPStore) Leave(ranks int) error {
 	_, err := t.ask(request{ask: askLeave, ranks: ranks})
 	return err

@@ -101,7 +101,8 @@ func AddressesOf(c env.Interfaces) ([]netip.Addr, error) {
 	return all[0].Addresses, nil
 }
 
-// InterfacesOf returns the interfaces of this host that are up and have chosen addresses. Loopback comes after all others, and only if it was asked for.
+// InterfacesOf returns the interfaces of this host that are up and have chosen addresses. Loopback comes after all
+// others, and only if it was asked for.
 func InterfacesOf(c env.Interfaces) (chosen []Interface, err error) {
 	all, err := net.Interfaces()
 	if err != nil {

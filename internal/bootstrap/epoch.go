@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// Epochs distinguishes groups that are made on the same keys one after the other, because a store outlives groups and even
-// the processes of a restarted job. A rank writes what it says in a rendezvous under the number of that rendezvous,
-// which it counts itself. Ranks make the same groups in the same order, so their counts agree unless the process of a rank
-// ended before its turn. The restarted rank finds that the others are ahead ([OvertakenError]) and follows them.
+// Epochs distinguishes groups that are made on the same keys one after the other, because a store outlives groups and
+// even the processes of a restarted job. A rank writes what it says in a rendezvous under the number of that
+// rendezvous, which it counts itself. Ranks make the same groups in the same order, so their counts agree unless the
+// process of a rank ended before its turn. The restarted rank finds that the others are ahead ([OvertakenError]) and
+// follows them.
 type Epochs struct {
 	Store  Store
 	Prefix string
@@ -44,8 +45,8 @@ func (e *OvertakenError) Error() string {
 	return fmt.Sprintf("rank %d makes group number %d already", e.Rank, e.Epoch)
 }
 
-// Next begins an epoch: the one after this rank's last, or least if that is later. If another process began the last epoch,
-// Next returns that process too: it may have ended, or the rank may have been started twice.
+// Next begins an epoch: the one after this rank's last, or least if that is later. If another process began the last
+// epoch, Next returns that process too: it may have ended, or the rank may have been started twice.
 func (e Epochs) Next(least int) (next int, other string, err error) {
 	last, err := e.of(e.Rank)
 	if err != nil {
@@ -62,7 +63,8 @@ func (e Epochs) Next(least int) (next int, other string, err error) {
 	return next, last.owner, nil
 }
 
-// Twice returns a [*TwiceError] if another process has begun a later epoch than mine as this rank, or the same one at the same time.
+// Twice returns a [*TwiceError] if another process has begun a later epoch than mine as this rank, or the same one at
+// the same time.
 func (e Epochs) Twice(mine int) error {
 	now, err := e.of(e.Rank)
 	if err != nil || now.number < mine || now.owner == e.Owner {
@@ -80,8 +82,8 @@ func (e Epochs) Overtaken(rank, mine int) error {
 	return &OvertakenError{rank, theirs.number}
 }
 
-// Ahead returns an [*OvertakenError] if one of size ranks is in a later epoch than mine, nil if none is or the store cannot tell. Of a large group it
-// looks at some ranks, rank 0 among them: all ranks of it may ask at once.
+// Ahead returns an [*OvertakenError] if one of size ranks is in a later epoch than mine, nil if none is or the store
+// cannot tell. Of a large group it looks at some ranks, rank 0 among them: all ranks of it may ask at once.
 func (e Epochs) Ahead(mine, size int) (ahead *OvertakenError) {
 	step := (size + mostDirect - 1) / mostDirect
 	for rank := 0; rank < size; rank += step {

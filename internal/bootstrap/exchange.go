@@ -41,8 +41,8 @@ func Exchange(store Store, prefix string, rank, size int, timeout time.Duration,
 	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...), check)
 }
 
-// ExchangeOr is Exchange for a rank that may have failed: an error takes the place of its value, and every rank gets a [*FailedError], the
-// same on all. No rank may go on before it returns.
+// ExchangeOr is Exchange for a rank that may have failed: an error takes the place of its value, and every rank gets a
+// [*FailedError], the same on all. No rank may go on before it returns.
 func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, failed error) ([][]byte, error) {
 	record := append([]byte{markValue}, mine...)
 	if failed != nil {
@@ -66,7 +66,8 @@ func Abandon(store Store, prefix string, rank, size int, cause error) error {
 	return nil
 }
 
-// Abandoned returns the reason that a rank has given by [Abandon] or [Agree], nil if it has given none. It does not wait.
+// Abandoned returns the reason that a rank has given by [Abandon] or [Agree], nil if it has given none. It does not
+// wait.
 func Abandoned(store Store, prefix string, rank int) *RankFailure {
 	record, err := store.Get(key(prefix, rank), 0)
 	if err != nil || len(record) == 0 {
@@ -131,8 +132,8 @@ type round struct {
 	lost       error         // why the wait for a rank of a large group has ended early: see Watchful
 }
 
-// gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure, because the
-// error must not depend on the order of reading.
+// gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure,
+// because the error must not depend on the order of reading.
 func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(int, []byte) error) ([][]byte, error) {
 	if size < 1 || rank < 0 || rank >= size {
 		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
@@ -146,39 +147,52 @@ func gather(store Store, prefix string, rank, size int, timeout time.Duration, m
 	if size > mostDirect {
 		return r.roster()
 	}
-	found, _, err := r.collect()
-	if err != nil {
+	found, ended, err := r.collect()
+	switch {
+	case err != nil && ended < 0:
+		return nil, r.stopped(found, err)
+	case err != nil:
 		return nil, err
 	}
 	return r.result(found, absent(found), 0)
 }
 
 // collect reads the record of each rank. Those of ranks that have not come by the deadline are nil. Where a record ends
-// the round with an error, ended is its rank, and found has it; else ended is -1. In a large group it ends where the
-// wait for a rank ends early, and sets lost.
+// the round with an error, ended is its rank, and found has it; else ended is -1, and an error has what was found
+// before it. In a large group, where others wait for the roster, no rank is waited for behind the deadline, nor once
+// the wait for one has ended early, which sets lost.
 func (r *round) collect() (found [][]byte, ended int, err error) {
+	found = make([][]byte, r.size)
 	records, err := r.together()
 	if err != nil {
-		return nil, -1, err
+		return found, -1, err
 	}
-	found = make([][]byte, r.size)
+	var rest [][]byte // those of ranks that are no longer waited for, nil before they are looked for
 	for peer := range r.size {
 		record := r.mine
 		switch {
 		case peer == r.rank:
 		case records != nil:
 			record = records[peer]
+		case r.waitsNoLonger():
+			if rest == nil {
+				if rest, err = r.lookFrom(peer); err != nil {
+					return found, -1, err
+				}
+			}
+			if record = rest[peer]; record == nil {
+				continue
+			}
 		default:
-			record, err = r.store.Get(key(r.prefix, peer), r.wait())
+			record, err = r.store.Get(key(r.prefix, peer), max(time.Until(r.deadline), probeTimeout(r.size)))
 			if early := (*endedEarly)(nil); r.size > mostDirect && errors.As(err, &early) {
 				r.lost = early.why
-				return found, -1, nil
 			}
 			if errors.Is(err, ErrTimeout) {
 				continue
 			}
 			if err != nil {
-				return nil, -1, r.cannotRead(key(r.prefix, peer), err)
+				return found, -1, r.cannotRead(key(r.prefix, peer), err)
 			}
 		}
 		found[peer] = record
@@ -189,13 +203,9 @@ func (r *round) collect() (found [][]byte, ended int, err error) {
 	return found, -1, nil
 }
 
-// wait returns how long the store is to be asked for one rank. Behind the deadline it is asked once in a large group,
-// where others wait for the roster.
-func (r *round) wait() time.Duration {
-	if r.size > mostDirect {
-		return max(time.Until(r.deadline), 0)
-	}
-	return max(time.Until(r.deadline), probeTimeout(r.size))
+// waitsNoLonger reports whether this is a large group whose ranks that have not come are no longer waited for.
+func (r *round) waitsNoLonger() bool {
+	return r.size > mostDirect && (r.lost != nil || !time.Now().Before(r.deadline))
 }
 
 // look returns the error with which the record of a rank ends the round at once, nil as a rule.
@@ -226,7 +236,7 @@ func absent(found [][]byte) (missing []int) {
 }
 
 // result returns the values of all ranks, or the error of those that failed or are missing. unknown ranks were not
-// looked for. A failure takes precedence over missing ranks, which may be late because of that.
+// looked for, or not waited for. A failure takes precedence over missing ranks, which may be late because of that.
 func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, error) {
 	values := make([][]byte, r.size)
 	var failed []RankFailure
@@ -247,8 +257,17 @@ func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, er
 	return values, nil
 }
 
-// together bounds the wait of round.together. While one rank is missing, the value of a rank that disagrees, which would end the
-// rendezvous at once, is noticed later by this time.
+// stopped returns the error of a round that err has ended on this rank. Where a failure is stored among what was found,
+// it wraps that too: no rank goes on then, and the caller may rely on it.
+func (r *round) stopped(found [][]byte, err error) error {
+	if _, failed := r.result(found, nil, len(absent(found))); errors.As(failed, new(*FailedError)) {
+		return fmt.Errorf("%w; before that, %w", err, failed)
+	}
+	return err
+}
+
+// together bounds the wait of round.together. While one rank is missing, the value of a rank that disagrees, which
+// would end the rendezvous at once, is noticed later by this time.
 const together = 250 * time.Millisecond
 
 // together returns the records of all peers, by rank, if all come soon. Most rendezvous then need two round trips to

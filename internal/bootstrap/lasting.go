@@ -9,20 +9,23 @@ import (
 	"time"
 )
 
-// Claimer is a store that lasts: it decides between the ranks of a group as long as the group lives. A [Store] serves the rendezvous only.
+// Claimer is a store that lasts: it decides between the ranks of a group as long as the group lives. A [Store] serves
+// the rendezvous only.
 type Claimer interface {
-	// Claim stores value under key unless the key has one, and returns the value that the key has then. It may take any time, for
-	// instance where the store's server is stopped. An error does not mean that value was not stored. Any goroutine may call it.
+	// Claim stores value under key unless the key has one, and returns the value that the key has then. It may take any
+	// time, for instance where the store's server is stopped. An error does not mean that value was not stored. Any
+	// goroutine may call it.
 	Claim(key string, value []byte) ([]byte, error)
-	// Release gives the store back: later claims fail. A Claim that is under way goes on. It waits for what giving back takes, since that
-	// should be done before a process ends, but for releaseLimit at most.
+	// Release gives the store back: later claims fail. A Claim that is under way goes on. It waits for what giving back
+	// takes, since that should be done before a process ends, but for releaseLimit at most.
 	Release()
 }
 
 // releaseLimit bounds a Release. A file store waits for a lock in it, which a process that is stopped may hold.
 const releaseLimit = 500 * time.Millisecond
 
-// Lasting is what makes a [Claimer]. Last is called while a group is made; what it returns has the keys of the store in which the ranks meet.
+// Lasting is what makes a [Claimer]. Last is called while a group is made; what it returns has the keys of the store in
+// which the ranks meet.
 type Lasting interface{ Last() (Claimer, error) }
 
 // errReleased is the error of a Claim after Release.
@@ -38,7 +41,8 @@ type counted struct {
 	released bool
 }
 
-// Counted returns a [Claimer] that calls two functions: release once, after [Claimer.Release] and when no claim is under way any more.
+// Counted returns a [Claimer] that calls two functions: release once, after [Claimer.Release] and when no claim is
+// under way any more.
 func Counted(claim func(key string, value []byte) ([]byte, error), release func()) Claimer {
 	return &counted{claim: claim, release: release, users: 1}
 }

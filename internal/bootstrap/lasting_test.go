@@ -160,7 +160,8 @@ func TestClaimInADirectoryThatHasGone(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// A release is waited for, since the process may be about to end, but not for ever: who gives back may wait for somebody who is stopped.
+// A release is waited for, since the process may be about to end, but not for ever: who gives back may wait for
+// somebody who is stopped.
 func TestReleaseIsWaitedForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, takes := range []time.Duration{releaseLimit / 2, 2 * releaseLimit} {

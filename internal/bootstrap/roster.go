@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -17,24 +18,29 @@ const mostDirect = 64
 
 // A roster is a mark of one byte, followed by the content, or a record of rank 0 that holds its failure.
 const (
-	rosterAll    = 'a' // the content is the records of all ranks in their order, each with its length before it; that of a rank that has not come is 0
-	rosterEarly  = 'e' // the content is a rank, its record, which ended the round, and rank 0's error
-	rosterNone   = 'n' // the store has refused the roster: each rank reads the records
-	rosterGaveUp = 'g' // the content is a record with the failure for which rank 0 has no roster
+	rosterAll   = 'a' // the content is the records of all ranks in their order, each with its length before it; that of a rank that has not come is 0
+	rosterEarly = 'e' // the content is a rank, its record, which ended the round, and rank 0's error
+	rosterNone  = 'n' // the store has refused the roster: each rank reads the records
+	// The content is a record with the failure for which rank 0 has no roster. If rank 0 has read the failure of a
+	// rank, that rank and its record follow.
+	rosterGaveUp = 'g'
 )
 
 const (
-	// mostRoster bounds the bytes of a roster. torch's TCPStore ends the connection over which a value of more than 8 MiB comes.
+	// mostRoster bounds the bytes of a roster. torch's TCPStore ends the connection over which a value of more than 8
+	// MiB comes.
 	mostRoster = 4 << 20
 	// rosterGrace is how much later than its deadline a rank stops waiting for the roster, in which rank 0 names those
 	// that are missing at its own, and deputyGrace how much later than that it stops waiting for the deputy's.
 	rosterGrace = 500 * time.Millisecond
 	deputyGrace = 400 * time.Millisecond
-	// deputies are the ranks of which the first that has come is the deputy. They are far apart: a host that is missing
-	// may have many ranks.
-	deputies = 8
-	// mostLooks bounds the requests of a rank that looks for the others by itself because there is no roster in time. All ranks may do so at once.
+	// mostCandidates is the number of ranks that may become the deputy.
+	mostCandidates = 8
+	// mostLooks bounds the requests of a rank that looks for the others by itself because there is no roster in time.
+	// All ranks may do so at once.
 	mostLooks = 48
+	// fewRanks is the length of a block of which each rank is looked for. Ranks of a host are missing together.
+	fewRanks = 8
 	// firstLook is how long a rank waits for the roster before it looks for the first time whether all have come, so
 	// that rank 0 must have ended or be stopped, and rosterPause how long rank 0 has had then for the roster.
 	firstLook   = 5 * time.Second
@@ -46,6 +52,16 @@ func HasRoster(size int) bool { return size > mostDirect }
 
 // rosterKey is the key of the roster of rank 0, or of a deputy. It ends with the rank that writes it: see Watchful.
 func rosterKey(prefix string, writer int) string { return key(prefix+"/roster", writer) }
+
+// candidates returns the ranks of a large group that may become the deputy, in their order. They are far apart, because
+// a host that is missing may have many ranks, and the last rank is the first of them: rank 0, in whose place it writes,
+// mostly has neighbours on its host.
+func candidates(size int) (ranks []int) {
+	for i := range mostCandidates {
+		ranks = append(ranks, size-1-i*(size-1)/mostCandidates)
+	}
+	return ranks
+}
 
 // GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value: it
 // was interrupted, or has noticed that a rank is lost. Unlike a [*FailedError] it does not prove that all ranks fail:
@@ -77,15 +93,14 @@ func (r *round) writeRoster() ([][]byte, error) {
 	}
 	found, ended, err := r.collect()
 	if err != nil && ended < 0 {
-		var over *OvertakenError
-		if !errors.As(err, &over) { // else the others are to follow, and find by themselves that rank 0 has gone on
-			r.tellGivingUp(err)
+		if errors.As(err, new(*OvertakenError)) { // the others are to follow, and find by themselves that rank 0 has gone on
+			return nil, err
 		}
-		return nil, err
+		r.tellGivingUp(err, found)
+		return nil, r.stopped(found, err)
 	}
-	if r.lost != nil { // ranks that are not there may come yet
-		r.tellGivingUp(r.lost)
-		next := absent(found)
+	if next := absent(found); err == nil && r.lost != nil && len(next) > 0 { // they may come yet
+		r.tellGivingUp(r.lost, found)
 		_, err := r.result(found, next[:1], len(next)-1)
 		return nil, err
 	}
@@ -124,9 +139,41 @@ func (r *round) publish(found [][]byte, ended int, err error) ([][]byte, error) 
 	return r.result(found, missing, 0)
 }
 
-// tellGivingUp writes in the place of the roster why rank 0 has none, if it can.
-func (r *round) tellGivingUp(why error) {
-	_ = r.store.Set(rosterKey(r.prefix, 0), append([]byte{rosterGaveUp}, failure(why)...))
+// tellGivingUp writes in the place of the roster why rank 0 has none, if it can, and one of the failures that it has
+// found: they prove that no rank goes on.
+func (r *round) tellGivingUp(why error, found [][]byte) {
+	text := appendRecord([]byte{rosterGaveUp}, failure(why))
+	for rank, record := range found {
+		if len(record) > 0 && readFailure(rank, record) != nil {
+			text = appendRecord(binary.AppendUvarint(text, uint64(rank)), record)
+			break
+		}
+	}
+	_ = r.store.Set(rosterKey(r.prefix, 0), text)
+}
+
+// readGivingUp returns the error that tellGivingUp has told, nil for another content.
+func (r *round) readGivingUp(content []byte) error {
+	record, rest, ok := cutRecord(content)
+	if !ok || len(record) == 0 {
+		return nil
+	}
+	told := readFailure(0, record)
+	if told == nil {
+		return nil
+	}
+	if len(rest) == 0 {
+		return &GaveUpError{r.prefix, told.Reason, told.Detail}
+	}
+	rank, record, rest, ok := cutRanked(rest)
+	if !ok || len(rest) > 0 || len(record) == 0 || rank == 0 || rank >= r.size {
+		return nil
+	}
+	stored := readFailure(rank, record)
+	if stored == nil {
+		return nil
+	}
+	return &FailedError{Prefix: r.prefix, Size: r.size, Failed: []RankFailure{*told, *stored}, Unknown: r.size - 2}
 }
 
 func appendRecord(text, record []byte) []byte {
@@ -142,9 +189,19 @@ func cutRecord(text []byte) (record, rest []byte, ok bool) {
 	return text[used:][:n:n], text[used:][n:], true
 }
 
+// cutRanked returns a rank and the record that is appended to it, and what is behind them.
+func cutRanked(text []byte) (rank int, record, rest []byte, ok bool) {
+	n, used := binary.Uvarint(text)
+	if used <= 0 || n > math.MaxInt32 {
+		return 0, nil, nil, false
+	}
+	record, rest, ok = cutRecord(text[used:])
+	return int(n), record, rest, ok
+}
+
 func (r *round) readRoster() ([][]byte, error) {
 	if r.check != nil { // a rank 0 that takes part in a smaller group writes no roster
-		record, err := r.store.Get(key(r.prefix, 0), r.wait())
+		record, err := r.store.Get(key(r.prefix, 0), max(time.Until(r.deadline), 0))
 		switch {
 		case errors.Is(err, ErrTimeout):
 			return r.withoutRoster(err)
@@ -233,33 +290,56 @@ func (r *round) withoutRoster(late error) ([][]byte, error) {
 			return r.goOn(found, nil, 0)
 		}
 	}
-	for i := range deputies {
-		deputy := 1 + i*(r.size-1)/deputies
-		if deputy == r.rank {
+	return r.withDeputy()
+}
+
+// withDeputy returns the outcome of a round whose roster a deputy writes: the first candidate that has come. The next
+// one takes its place where it writes none in half of the time that is left for that: it may have ended, or waits no
+// longer.
+func (r *round) withDeputy() ([][]byte, error) {
+	until := time.Now().Add(min(deputyGrace, r.grace))
+	var come []int // candidates
+	for _, candidate := range candidates(r.size) {
+		if candidate == r.rank {
 			found, ended, err := r.collect()
 			if err != nil && ended < 0 {
-				return nil, err
+				return nil, r.stopped(found, err)
 			}
 			return r.publish(found, ended, err)
 		}
-		_, err := r.store.Get(key(r.prefix, deputy), 0)
+		_, err := r.store.Get(key(r.prefix, candidate), 0)
 		if errors.Is(err, ErrTimeout) {
 			continue
 		}
 		if err != nil {
-			return nil, r.cannotRead(key(r.prefix, deputy), err)
+			return nil, r.cannotRead(key(r.prefix, candidate), err)
 		}
-		k := rosterKey(r.prefix, deputy)
-		text, err := r.store.Get(k, min(deputyGrace, r.grace))
-		switch {
-		case err == nil:
-			return r.read(deputy, text)
-		case !errors.Is(err, ErrTimeout):
-			return nil, r.cannotRead(k, err)
+		come = append(come, candidate)
+		if values, written, err := r.readDeputy(candidate, time.Until(until)/2); written {
+			return values, err
 		}
-		break
+	}
+	for i, candidate := range come { // one may have had much to read
+		if values, written, err := r.readDeputy(candidate, time.Until(until)/time.Duration(len(come)-i)); written {
+			return values, err
+		}
 	}
 	return r.lookAround(mostLooks)
+}
+
+// readDeputy returns the outcome of the round that a candidate has written as its roster, if it has written one in
+// time.
+func (r *round) readDeputy(candidate int, wait time.Duration) (values [][]byte, written bool, err error) {
+	k := rosterKey(r.prefix, candidate)
+	text, err := r.store.Get(k, max(wait, 0))
+	switch {
+	case errors.Is(err, ErrTimeout):
+		return nil, false, nil
+	case err != nil:
+		return nil, true, r.cannotRead(k, err)
+	}
+	values, err = r.read(candidate, text)
+	return values, true, err
 }
 
 // read returns the outcome of the round that a rank has written as its roster.
@@ -290,15 +370,11 @@ func (r *round) read(writer int, text []byte) ([][]byte, error) {
 		}
 		return r.result(found, absent(found), 0)
 	case rosterEarly:
-		rank, used := binary.Uvarint(content)
-		if used <= 0 || rank >= uint64(r.size) {
+		rank, record, reason, ok := cutRanked(content)
+		if !ok || rank >= r.size {
 			return nil, r.foreign(k, text)
 		}
-		record, reason, ok := cutRecord(content[used:])
-		if !ok {
-			return nil, r.foreign(k, text)
-		}
-		if err := r.look(int(rank), record); err != nil {
+		if err := r.look(rank, record); err != nil {
 			return nil, err
 		}
 		return nil, r.failed(RankFailure{Rank: writer, Reason: string(reason)})
@@ -309,10 +385,8 @@ func (r *round) read(writer int, text []byte) ([][]byte, error) {
 		}
 		return r.lookAround(looks)
 	case rosterGaveUp:
-		if len(content) > 0 {
-			if told := readFailure(writer, content); told != nil {
-				return nil, &GaveUpError{r.prefix, told.Reason, told.Detail}
-			}
+		if err := r.readGivingUp(content); err != nil {
+			return nil, err
 		}
 		return nil, r.foreign(k, text)
 	}
@@ -324,15 +398,21 @@ func (r *round) read(writer int, text []byte) ([][]byte, error) {
 
 // lookAround reads the records of all ranks without waiting, in so many requests at most.
 func (r *round) lookAround(requests int) ([][]byte, error) {
-	l := looking{round: r, left: requests, found: make([][]byte, r.size)}
-	l.many, _ = r.store.(ManyGetter)
+	l := r.looking(requests)
 	if err := l.lookFor(0, r.size); err != nil {
 		return nil, err
 	}
 	return r.goOn(l.found, l.missing, l.unknown)
 }
 
-// looking is a rank's look for records of all ranks.
+// lookFrom reads the records of a rank and all behind it without waiting. Those of ranks that have not come are nil.
+func (r *round) lookFrom(rank int) (found [][]byte, err error) {
+	l := r.looking(2 * r.size) // which is enough for all
+	err = l.lookFor(rank, r.size)
+	return l.found, err
+}
+
+// looking is a rank's look for records of others.
 type looking struct {
 	*round
 	many    ManyGetter // nil: the store is none
@@ -342,8 +422,15 @@ type looking struct {
 	unknown int // ranks for which no request was left
 }
 
-// lookFor looks for the ranks of a block. Where the store answers for many keys at once, and not all of them are there, it looks for each half: one
-// rank that is missing among a thousand costs some twenty requests.
+func (r *round) looking(requests int) *looking {
+	l := &looking{round: r, left: requests, found: make([][]byte, r.size)}
+	l.many, _ = r.store.(ManyGetter)
+	return l
+}
+
+// lookFor looks for the ranks of a block. Where the store answers for many keys at once, and not all of them are there,
+// it looks for each half, and for each rank of a block of fewRanks: one rank that is missing among a thousand costs
+// some twenty requests, and a thousand that are missing cost a quarter more than one request for each.
 func (l *looking) lookFor(from, to int) error {
 	if l.left == 0 {
 		l.unknown += to - from
@@ -365,11 +452,16 @@ func (l *looking) lookFor(from, to int) error {
 			return nil
 		}
 	}
-	middle := (from + to) / 2
-	if err := l.lookFor(from, middle); err != nil {
-		return err
+	step := (to - from + 1) / 2
+	if to-from <= fewRanks {
+		step = 1
 	}
-	return l.lookFor(middle, to)
+	for ; from < to; from += step {
+		if err := l.lookFor(from, min(from+step, to)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *looking) ask(from, to int) ([][]byte, error) {

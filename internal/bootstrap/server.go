@@ -23,8 +23,8 @@ const (
 // keepAlive notices that the other end's machine has gone, within about half a minute.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Server is the TCP server of the stores of unique ids: one for a process, with a key space for each id. It listens while it has
-// key spaces or users.
+// Server is the TCP server of the stores of unique ids: one for a process, with a key space for each id. It listens
+// while it has key spaces or users.
 type Server struct {
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -224,8 +224,8 @@ func (s *Server) keyOf(name [spaceBytes]byte) (key [sha256.Size]byte, known bool
 	return key, false
 }
 
-// talk answers the requests of a client until it goes away or sends what no client sends. It reports whether all ranks need the key
-// space no longer.
+// talk answers the requests of a client until it goes away or sends what no client sends. It reports whether all ranks
+// need the key space no longer.
 func (s *space) talk(client *session) (left bool) {
 	requests, gone := make(chan request), make(chan struct{})
 	done := make(chan struct{})

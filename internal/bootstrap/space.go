@@ -53,7 +53,8 @@ func (s *space) set(key string, value []byte) error {
 	return nil
 }
 
-// get waits until all keys exist and returns their values. It returns ErrTimeout if they do not exist in time, or if gone is closed.
+// get waits until all keys exist and returns their values. It returns ErrTimeout if they do not exist in time, or if
+// gone is closed.
 func (s *space) get(keys []string, timeout time.Duration, gone <-chan struct{}) ([][]byte, error) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()

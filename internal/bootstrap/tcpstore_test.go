@@ -293,7 +293,8 @@ func TestServerThatEnds(t *testing.T) {
 	require.ErrorIs(t, err, ErrGone)
 }
 
-// The key space of a group is dropped when all of its ranks have met, and the server listens no longer than it is needed.
+// The key space of a group is dropped when all of its ranks have met, and the server listens no longer than it is
+// needed.
 func TestServerRestsWhenAllHaveMet(t *testing.T) {
 	s := newServer(t)
 	id := newIDOf(t, s)

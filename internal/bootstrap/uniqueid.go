@@ -115,8 +115,8 @@ func usable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLinkLocalUnicast() && a.Zone() == "" && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// Derive returns an id whose key space and secret follow from those of id and from a text, for a server of another process. Whoever
-// has id can derive it, and nobody else.
+// Derive returns an id whose key space and secret follow from those of id and from a text, for a server of another
+// process. Whoever has id can derive it, and nobody else.
 func (id ID) Derive(text string, addresses []netip.Addr, port uint16) ID {
 	d := ID{Addresses: addresses, Port: port}
 	space := handshake.MAC(id.Secret[:], "sagecomm store, derived key space", []byte(text))

@@ -66,7 +66,8 @@ type watchfulMany struct {
 	many ManyGetter
 }
 
-// GetMany waits for one slice at most, and less once a rank has ended: then the caller asks for each key by [Store.Get].
+// GetMany waits for one slice at most, and less once a rank has ended: then the caller asks for each key by
+// [Store.Get].
 func (s watchfulMany) GetMany(keys []string, timeout time.Duration) ([][]byte, error) {
 	wait := min(timeout, watchSlice)
 	if s.lost() != nil {

@@ -1,0 +1,137 @@
+package pgbackend
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+)
+
+// This file has what a rank does about the loss of another one while the group is made. Processes of a large group do
+// not all watch each other, so a rank that has noticed a loss tells it to the others in the store (docs/protocol.md,
+// section 6).
+
+// lossKey is the key of what a rank tells of a loss, behind that of the try.
+const lossKey = "/loss"
+
+// A rank of a group whose processes do not all watch each other asks that often whether a loss was told. Rank 0 tells
+// the others at once, so they ask more seldom, for the case that it is the one that is lost. Tests change these.
+var (
+	firstHears = 200 * time.Millisecond
+	othersHear = 4 * time.Second
+)
+
+// lossNews is what a rank knows of losses in a try to make the group. One goroutine uses it, that of the rendezvous.
+type lossNews struct {
+	try       string        // the try's prefix of keys; empty before the first one
+	asked     *coll.Failure // the loss of a link of which endOfWaits has asked for the reason
+	explained *coll.Failure // what the store has told in the place of the loss of a link
+	heard     bool          // another rank has told of the loss
+	looked    time.Time     // when this rank last asked for that
+}
+
+// endOfWaits returns why this rank waits for others no longer while the group is made, nil as a rule. It may ask the
+// store, which must not be one that calls it.
+func (g *Group) endOfWaits(store bootstrap.Store) error {
+	if lost := g.unlinked.Load(); lost != nil && lost != g.news.asked {
+		g.askWhyUnlinked(store)
+		g.news.asked = g.unlinked.Load()
+	}
+	if g.lost() == nil {
+		g.hearOfLoss(store)
+	}
+	return telling(g.lost())
+}
+
+// askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up
+// before its process ended.
+func (g *Group) askWhyUnlinked(store bootstrap.Store) {
+	lost := g.unlinked.Load()
+	if lost == nil || lost == g.news.explained {
+		return
+	}
+	i := slices.IndexFunc(g.links.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lost.Rank) })
+	for _, rank := range g.links.processes[i].ranks {
+		told := bootstrap.Abandoned(store, g.news.try+joinedRound, rank)
+		if told == nil {
+			continue
+		}
+		f := g.failedRank(coll.System, rank)
+		if of := readTold(told.Detail); of != nil && of.Rank != g.rank {
+			of.giveTo(f)
+		}
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank),
+			strings.TrimPrefix(told.Reason, "sagecomm: "))
+		g.unlinked.Store(f)
+		g.news.explained = f
+		return
+	}
+}
+
+// tellOfLoss tells the ranks that do not watch a rank which is lost that the group cannot be made.
+func (g *Group) tellOfLoss(store bootstrap.Store) {
+	if lost := g.lost(); lost != nil && g.makesLinks() && !g.news.heard {
+		_ = bootstrap.Abandon(store, g.news.try+lossKey, 0, 1, telling(lost)) // if the store takes it
+	}
+}
+
+// hearOfLoss asks the store now and then whether a rank has told of a loss.
+func (g *Group) hearOfLoss(store bootstrap.Store) {
+	pause := othersHear
+	if g.rank == 0 {
+		pause = firstHears
+	}
+	if !g.makesLinks() || time.Since(g.news.looked) < pause {
+		return
+	}
+	g.news.looked = time.Now()
+	told := bootstrap.Abandoned(store, g.news.try+lossKey, 0)
+	if told == nil {
+		return
+	}
+	f := &coll.Failure{Status: coll.System, Rank: -1, Group: g.name, Message: told.Reason}
+	if of := readTold(told.Detail); of != nil && of.Rank != g.rank { // else they have lost this rank
+		of.giveTo(f)
+	}
+	g.unlinked.Store(f)
+	g.news.heard, g.news.explained = true, f
+}
+
+// bereaved returns the error of a rendezvous during which peers have died. It names their deaths instead of the ranks
+// that did not come in time, because a death cuts the wait short and may have delayed those ranks.
+func (g *Group) bereaved(err error) error {
+	var late *bootstrap.TimeoutError
+	var failed *bootstrap.FailedError
+	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0) {
+		return err
+	}
+	return cmp.Or(g.lost(), err)
+}
+
+// lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link
+// is lost. It returns nil if there is none.
+func (g *Group) lost() error {
+	if dead := g.life.dead(); len(dead) > 0 {
+		return g.diedMeanwhile(dead[0])
+	}
+	if unlinked := g.unlinked.Load(); unlinked != nil {
+		return unlinked
+	}
+	return nil
+}
+
+// diedMeanwhile returns the failure of a group whose rank has died, or cannot be reached any more, while the group was
+// made.
+func (g *Group) diedMeanwhile(rank int) *coll.Failure {
+	f := g.failedRank(coll.PeerFailure, rank)
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died while the group was made; look at its log for the reason, then restart the job", g.name, closedByPeer, g.who(rank))
+	if why := g.whyLost(rank); why != nil {
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s was lost while the group was made: %v", g.name, closedByPeer, g.who(rank), why)
+	}
+	return f
+}
