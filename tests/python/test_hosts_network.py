@@ -40,7 +40,8 @@ FAILOVER_S = 7.0  # a cut behind which the kernel may be silent for as long, unl
 FAILOVER_TIMEOUT_S = 10.0
 SLOW_MS = 10  # of a cable, each way, so that an answer from another host comes after 40
 SHAPES = [(1, 1), (2, 2), (2, 2, 2, 2)]  # ranks of each host
-FIRST_PROGRAM, PROGRAMS = 1000, 10  # the seed of the first one, and so many of each shape from there on
+FIRST_PROGRAM, PROGRAMS = 1000, 6  # the seed of the first one, and so many of each shape from there on
+LEAST = 1 << 20  # bytes that each host sends in all operations or some programs
 SUM = 4 << 20  # bytes that are summed to see what crosses
 
 
@@ -132,17 +133,21 @@ def test_a_host_with_both_families_and_one_with_ipv4(network, fresh_world):
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_every_operation_over_a_network(network, fresh_world, sizes):
-    ranks = fresh_world(sum(sizes), network(len(sizes)).environments(*sizes))
+    hosts = network(len(sizes))
+    ranks = fresh_world(sum(sizes), hosts.environments(*sizes))
     matrix.run_matrix(ranks, matrix.chosen_cells(), own_order=True, store=served_by_host_0)
+    assert all(hosts.sent(host) > LEAST for host in range(hosts.hosts)), "data has crossed no cable"
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_random_programs_over_a_network(network, fresh_world, sizes):
-    ranks = fresh_world(sum(sizes), network(len(sizes)).environments(*sizes))
+    hosts = network(len(sizes))
+    ranks = fresh_world(sum(sizes), hosts.environments(*sizes))
     drawn = (random_programs.program(seed, over_hosts=True) for seed in itertools.count(FIRST_PROGRAM))
     of_shape = itertools.islice((each for each in drawn if each.hosts == sizes), PROGRAMS)
     failed = list(random_programs.failures_of(of_shape, ranks, store=served_by_host_0))
     assert not failed, "\n\n".join(f"program {seed} failed:\n{text}" for seed, text in failed)
+    assert all(hosts.sent(host) > LEAST for host in range(hosts.hosts)), "data has crossed no cable"
 
 
 def long_broadcast() -> None:

@@ -80,6 +80,7 @@ class Cluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             # Without it Ray's workers have the least priority but four, and a busy machine makes minutes of seconds.
             "RAY_worker_niceness": "0",
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(int(TRAIN_S)),
             "OMP_NUM_THREADS": "1",
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "SAGECOMM_HOSTID": f"h{host}",
