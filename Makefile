@@ -220,7 +220,8 @@ test-streams: build beds ## run the tests on emulated devices under SEEDS=50 see
 test-hosts: build beds ## run the tests of groups over several hosts: all of the packages that carry links, and those of hosts alone
 	cd $(root) && TEST_MANY_RANKS=1 $(go) test -vet=off -count 1 -timeout 30m ./pgbackend ./internal/handshake ./internal/shadow ./internal/transport/tcp ./internal/verdict
 	cd $(root) && $(go) run ./tests/faults -match apart
-	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py tests/python/test_elastic.py tests/python/test_launchers.py
+	cd $(root) && $(py) -m pytest tests/python/test_hosts*.py tests/python/test_elastic.py tests/python/test_launchers.py tests/python/test_ray.py
+	cd $(root) && $(py) tests/suites/run.py network_2x1 network_2x2 network_4x2
 
 # docs/testing.md, Mutants. CI checks only that each patch applies.
 .PHONY: test-mutants

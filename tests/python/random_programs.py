@@ -33,7 +33,7 @@ import sagecomm
 from issued import Member, member
 from operations import Call
 from program_rank import Rank
-from worlds import Hang, Pool, RankError
+from worlds import Hang, Pool, RankError, World
 
 SIZES = (2, 3, 4, 5, 6, 7, 8)
 SHAPES = ((1, 1), (2, 2), (2, 1), (1, 2), (1, 1, 1), (2, 2, 2))  # ranks of each host
@@ -324,10 +324,16 @@ def failures(pool: Pool, seeds: Iterable[int], over_hosts: bool = False) -> Iter
     """Yields the seed and the errors of each program that fails."""
     for seed in seeds:
         drawn = program(seed, over_hosts)
-        ranks = pool.hosts(*drawn.hosts) if over_hosts else pool.world(drawn.size)
+        yield from failures_of([drawn], pool.hosts(*drawn.hosts) if over_hosts else pool.world(drawn.size))
+
+
+def failures_of(some: Iterable[Program], ranks: World, **how: Any) -> Iterator[tuple[int, str]]:
+    """Yields the seed and the errors of each program that fails on these ranks. `how` as in World.run()."""
+    for drawn in some:
+        seed, over_hosts = drawn.seed, bool(drawn.hosts)
         options = sagecomm.Options(settings={"tune": drawn.tune}) if drawn.tune else None
         try:
-            results = ranks.run(play, drawn, options, options=options)
+            results = ranks.run(play, drawn, options, options=options, **how)
             wrong = [text for of_rank, _ in results for text in of_rank]
             wrong += different([alike for _, alike in results])
         except (RankError, Hang) as error:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import network_bed
+import random_programs
 import sagecomm
 import test_matrix as matrix
 from failing import backend, caught
@@ -38,7 +39,9 @@ REPAIR_S = 2.5  # a cut that ends a link with the default of SAGECOMM_LINK_TIMEO
 FAILOVER_S = 7.0  # a cut behind which the kernel may be silent for as long, unless that is bounded
 FAILOVER_TIMEOUT_S = 10.0
 SLOW_MS = 10  # of a cable, each way, so that an answer from another host comes after 40
-FEW_CELLS = 15  # one cell of so many is run
+SHAPES = [(1, 1), (2, 2), (2, 2, 2, 2)]  # ranks of each host
+FIRST_PROGRAM, PROGRAMS = 1000, 6  # the seed of the first one, and so many of each shape from there on
+LEAST = 1 << 20  # bytes that each host sends in all operations or some programs
 SUM = 4 << 20  # bytes that are summed to see what crosses
 
 
@@ -55,12 +58,20 @@ def network() -> Iterator[Callable[..., Network]]:
         each.close()
 
 
-def served_by_host_0(common: Any, rank: int, size: int) -> dist.TCPStore:
-    return dist.TCPStore(f"{network_bed.NETWORK}.1", network_bed.PORT, is_master=rank == 0, wait_for_workers=False)
+_stores: dict[str, dist.TCPStore] = {}  # of this process, a rank
+_jobs = itertools.count()
 
 
-def served_by_host_0_with_ipv6(common: Any, rank: int, size: int) -> dist.TCPStore:
-    return dist.TCPStore(f"{network_bed.NETWORK_6}:1", network_bed.PORT, is_master=rank == 0, wait_for_workers=False)
+def served_by_host_0(common: Any, rank: int, size: int, address: str = f"{network_bed.NETWORK}.1") -> dist.Store:
+    """Rank 0 serves one store for all jobs of its process. That of a job alone could keep the port until its garbage is
+    collected, which may be after the next job has begun."""
+    if address not in _stores:
+        _stores[address] = dist.TCPStore(address, network_bed.PORT, is_master=rank == 0, wait_for_workers=False)
+    return dist.PrefixStore(f"job {next(_jobs)}", _stores[address])
+
+
+def served_by_host_0_with_ipv6(common: Any, rank: int, size: int) -> dist.Store:
+    return served_by_host_0(common, rank, size, f"{network_bed.NETWORK_6}:1")
 
 
 def everything() -> list[float]:
@@ -120,10 +131,23 @@ def test_a_host_with_both_families_and_one_with_ipv4(network, fresh_world):
     assert ranks.run(everything, store=served_by_host_0) == [[1, 1, 0, 1] * 3] * 2
 
 
-def test_some_cells_over_a_network(network, fresh_world):
-    ranks = fresh_world(4, network(2).environments(2, 2))
-    cells = matrix.chosen_cells()[::FEW_CELLS]
-    matrix.run_matrix(ranks, cells, own_order=True, store=served_by_host_0)
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_every_operation_over_a_network(network, fresh_world, sizes):
+    hosts = network(len(sizes))
+    ranks = fresh_world(sum(sizes), hosts.environments(*sizes))
+    matrix.run_matrix(ranks, matrix.chosen_cells(), own_order=True, store=served_by_host_0)
+    assert all(hosts.sent(host) > LEAST for host in range(hosts.hosts)), "data has crossed no cable"
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_random_programs_over_a_network(network, fresh_world, sizes):
+    hosts = network(len(sizes))
+    ranks = fresh_world(sum(sizes), hosts.environments(*sizes))
+    drawn = (random_programs.program(seed, over_hosts=True) for seed in itertools.count(FIRST_PROGRAM))
+    of_shape = itertools.islice((each for each in drawn if each.hosts == sizes), PROGRAMS)
+    failed = list(random_programs.failures_of(of_shape, ranks, store=served_by_host_0))
+    assert not failed, "\n\n".join(f"program {seed} failed:\n{text}" for seed, text in failed)
+    assert all(hosts.sent(host) > LEAST for host in range(hosts.hosts)), "data has crossed no cable"
 
 
 def long_broadcast() -> None:

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-CONFIGURATIONS = ["own", "own_hosts", "masquerade", *(["cuda", "nccl"] if torch.version.cuda else [])]
+import network_bed
+
+ON_HOSTS = "own_hosts" if network_bed.why_not() else "network_2x2"
+CONFIGURATIONS = ["own", ON_HOSTS, "masquerade", *(["cuda", "nccl"] if torch.version.cuda else [])]
 SUITES = Path(__file__).resolve().parents[1] / "suites"
 
 

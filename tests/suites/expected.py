@@ -16,7 +16,7 @@ class Difference:
     reason: str
 
 
-OWN_NAME = frozenset({"own", "own_hosts", "eight"})
+OWN_NAME = frozenset({"own", "own_hosts", "network_2x1", "network_2x2", "network_4x2", "eight"})
 EVERY_NAME = OWN_NAME | {"masquerade", "eight_masquerade", "cuda"}
 BRANCHES = "the test makes its model in branches for the names gloo, nccl and mpi, and uses it after them"
 

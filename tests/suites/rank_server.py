@@ -3,6 +3,7 @@ core is lost in a fork, and torch's tests are imported once instead of once for 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import multiprocessing
 
 import emulated  # before torch's tests, which count devices
+import worker
 
 from torch.testing._internal import common_distributed  # isort: skip
 
@@ -29,9 +31,11 @@ def _rank(
     environment: dict[str, str], target: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     os.environ.update(environment)
-    if hosts := int(os.environ.get("SUITE_HOSTS", "0")):
-        rank, ranks = args[0], int(os.environ["WORLD_SIZE"])  # of MultiProcessTestCase._run
-        os.environ["SAGECOMM_HOSTID"] = f"h{rank * hosts // ranks}"
+    if "SUITE_ENVIRONMENTS" in os.environ:
+        rank = args[0]  # of MultiProcessTestCase._run
+        os.environ.update(json.loads(os.environ["SUITE_ENVIRONMENTS"])[rank])
+    if namespace := os.environ.get("TEST_NETWORK_NAMESPACE"):
+        worker.enter(namespace)
     emulated.begin()
     target(*args, **kwargs)
 

@@ -21,7 +21,8 @@ import subprocess
 import sys
 import time
 import unittest
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ sys.path[:0] = [str(HERE.parent / "emulator"), str(HERE.parent / "python")]
 
 import fake_cuda  # noqa: E402
 import nccl_facade  # noqa: E402
+import network_bed  # noqa: E402
 from expected import DIFFERENCES, MOST, OF_ONE_CONFIGURATION, ON_NCCL, ON_NCCL2  # noqa: E402
 
 LOGS = HERE.parents[1] / "build" / "suites"  # what the ranks write, which is a lot
@@ -46,9 +48,19 @@ class Configuration:
     cuda: bool = False  # the tests of CUDA tensors, on emulated devices, one for each rank
     tests: str = "torch_tests"  # the module that has them
     from_repository: bool = False  # they are in no wheel
-    hosts: int = 0  # the ranks are on so many, by SAGECOMM_HOSTID; 0: on one
+    hosts: tuple[int, ...] = ()  # ranks of each, where SAGECOMM_HOSTID puts them on several; empty: all are on one
+    network: bool = False  # hosts are network namespaces (tests/python/network_bed.py)
     nccl_class: str = ""  # torch's own, which answers to the name; empty: sagecomm does
 
+
+SMOKE_ON_HOSTS = (
+    "test_DistributedDataParallelCPU",
+    "test_all_to_all_single_unequal_split",
+    "test_batch_isend_irecv_gloo",
+    "test_monitored_barrier_gloo_subgroup",
+    "test_scatter_object_list",
+    "test_send_recv_any_source",
+)
 
 CONFIGURATIONS = {
     "own": Configuration(
@@ -85,16 +97,14 @@ CONFIGURATIONS = {
         told="sagecomm",
         ranks=4,
         at_least=97,
-        smoke=(
-            "test_DistributedDataParallelCPU",
-            "test_all_to_all_single_unequal_split",
-            "test_batch_isend_irecv_gloo",
-            "test_monitored_barrier_gloo_subgroup",
-            "test_scatter_object_list",
-            "test_send_recv_any_source",
-        ),
-        hosts=2,
+        smoke=SMOKE_ON_HOSTS,
+        hosts=(2, 2),
     ),
+    "network_2x1": Configuration(told="sagecomm", ranks=2, at_least=94, hosts=(1, 1), network=True),
+    "network_2x2": Configuration(
+        told="sagecomm", ranks=4, at_least=97, smoke=SMOKE_ON_HOSTS, hosts=(2, 2), network=True
+    ),
+    "network_4x2": Configuration(told="sagecomm", ranks=8, at_least=118, hosts=(2, 2, 2, 2), network=True),
     "eight": Configuration(told="sagecomm", ranks=8, at_least=118),
     "eight_masquerade": Configuration(told="gloo", ranks=8, at_least=110),
     "cuda": Configuration(
@@ -218,6 +228,9 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
     if configuration.from_repository and "TORCH_TESTS" not in os.environ:
         print(f"{name}: not run: set TORCH_TESTS to the folder test/distributed of torch's repository")
         return 0
+    if configuration.network and (why := network_bed.why_not()):
+        print(f"{name}: not run: {why}")
+        return 0
     try:
         os.environ |= environment(configuration, backend)
     except fake_cuda.builder.UnavailableError as error:
@@ -240,7 +253,10 @@ def run(name: str, backend: str, part: str | None, smoke: bool) -> int:
 
     outcomes = Outcomes()
     began = time.monotonic()
-    chosen.run(outcomes)
+    with hosts_of(configuration) as environments:
+        if environments:
+            os.environ["SUITE_ENVIRONMENTS"] = json.dumps(environments)
+        chosen.run(outcomes)
     _outcomes_file(name, backend).write_text(json.dumps([outcomes.passed, [*outcomes.failed]]))
     took = time.monotonic() - began
 
@@ -294,9 +310,21 @@ def only_on_gloo(theirs: Collection[str], ours: Collection[str], named: Collecti
     return sorted(set(theirs) - set(ours) - set(named))
 
 
+@contextmanager
+def hosts_of(configuration: Configuration) -> Iterator[list[dict[str, str]]]:
+    """The environment of each rank where there are several hosts, which last until the end of the block."""
+    sizes = configuration.hosts
+    if configuration.network:
+        with network_bed.Network(len(sizes)) as network:
+            # torch makes groups of gloo beside, which by default has the address of the machine's name.
+            yield [{"GLOO_SOCKET_IFNAME": "eth0", **each} for each in network.environments(*sizes)]
+    else:
+        yield [{"SAGECOMM_HOSTID": f"h{host}"} for host, size in enumerate(sizes) for _ in range(size)]
+
+
 def environment(configuration: Configuration, backend: str) -> Mapping[str, str]:
     """What torch's tests, and the processes of their ranks, are to find."""
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(HERE), str(HERE.parent / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     cuda = {}
     if configuration.cuda:
         fake_cuda.build()
@@ -306,7 +334,6 @@ def environment(configuration: Configuration, backend: str) -> Mapping[str, str]
             cuda["TORCH_DIST_USE_NCCL2"] = str(int(configuration.nccl_class == "ProcessGroupNCCL2"))
     return {
         **cuda,
-        **({"SUITE_HOSTS": str(configuration.hosts)} if configuration.hosts else {}),
         "BACKEND": configuration.told if backend == "sagecomm" else backend,
         "SUITE_SERVED_BY": configuration.told if configuration.nccl_class and backend == "sagecomm" else backend,
         "SUITE_FOR_EVERY_NAME": "yes" if configuration.told == "sagecomm" else "no",

@@ -7,7 +7,7 @@ before it imports this module:
     SUITE_SERVED_BY      who answers to that name: sagecomm, or torch's own backend
     SUITE_FOR_EVERY_NAME yes: tests run that torch skips because of the name alone
     SUITE_DEVICES        of fake CUDA (emulated.py); not set: the ranks have no accelerators
-    SUITE_HOSTS          on so many hosts are the ranks, by SAGECOMM_HOSTID; not set: on one
+    SUITE_ENVIRONMENTS   of each rank, as JSON, which say on which host it is; not set: all are on one
     SUITE_PRELOAD        a library that the ranks load first: that which stands where NCCL stands
 """
 
