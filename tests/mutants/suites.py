@@ -29,7 +29,6 @@ PYTHON = {
     "foreign": ["tests/python/test_device_foreign.py"],
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
     "full": ["tests/python/test_device_full.py"],  # streams
-    "random": ["tests/python/test_device_each.py", "-k", "random_programs and not simdev"],
     "queues": ["tests/python/test_device_queues.py"],  # of the hardware
     "joined": ["tests/python/test_device_joined.py"],
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
