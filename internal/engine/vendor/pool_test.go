@@ -131,7 +131,7 @@ func TestGateThatIsGivenBack(t *testing.T) {
 		require.NoError(t, err)
 		p.giveGate(source{}, u)
 	}
-	for range 2 { // it has one user then, and later ones
+	for range 3 { // it has one user then, and later ones: the third comes to what was put behind the idle ones
 		var list []use
 		users := map[*gate]bool{}
 		for range slabBytes / runner.GateBytes {
