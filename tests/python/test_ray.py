@@ -107,9 +107,11 @@ class Cluster:
         raise AssertionError(f"there is no raylet on host {host}:\n{''.join(said)}")
 
     def close(self) -> None:
-        """Ends the raylets, those that join another one first, and whatever is left on the hosts."""
-        for raylet in reversed(self._raylets):
+        """Ends the raylets, and whatever is left on the hosts. Both end at once: the first one would wait for 30 s when
+        it is alone."""
+        for raylet in self._raylets:
             raylet.terminate()
+        for raylet in self._raylets:
             try:
                 raylet.communicate(timeout=END_S)
             except subprocess.TimeoutExpired:
