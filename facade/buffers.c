@@ -77,6 +77,7 @@ static uint64_t shared(pieces in, pieces out) {
   uint64_t bytes = 0;
   if (common(&all_in, &all_out) == 0) return 0;
   if (rises(in) && rises(out)) { /* 1,000 ranks have 1,000 pieces on each side */
+    /* The piece that ends first shares nothing with what comes behind the other one. */
     for (uint32_t i = 0, k = 0; i < in.n && k < out.n;) {
       bytes += common(&in.list[i], &out.list[k]);
       if (end_of(&in.list[i]) < end_of(&out.list[k])) {

@@ -158,8 +158,8 @@ void scr_external_begin(scr_group *g, scr_run *r) {
 
 /* A library that is aborted ends its kernels early, and the stream writes output_taken behind them. A group goes down before its
  * libraries are aborted, so the word is looked at after output_taken. A peer that ends its own waits, or its kernels, may end what
- * this rank's stream waits for, with nothing written. Before, it voids the operations of this rank where they have a word for that;
- * elsewhere it has declared a failure. */
+ * this rank's stream waits for, with nothing written. Before, it voids the operations of this rank where they have a word for that,
+ * which alone counts then; elsewhere it has declared a failure. */
 static bool is_void(const scr_run *r) {
 #ifndef SCR_MUTANT_CUT_IS_DONE
   if (atomic_load_explicit(&r->group->word, memory_order_acquire) & SCR_DOWN) return true;
