@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import sagecomm
 from cuda_bed import CudaBed
 from device_nccl import join_group
 
@@ -37,6 +38,7 @@ def recorded(rank: int, size: int, store: str) -> dict[str, int]:
     torch.cuda.synchronize()
     places = {"x": x, "all": all_of_x, "part": part, "swapped": swapped}
     dist.destroy_process_group()
+    sagecomm._C.shutdown()  # it waits for the ends of communicators, as the end of a user's process does
     return {name: tensor.data_ptr() for name, tensor in places.items()}
 
 
