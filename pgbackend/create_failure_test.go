@@ -225,6 +225,18 @@ func TestTheFirstLossThatIsToldStays(t *testing.T) {
 	}
 }
 
+// A loss takes the place of ranks that have not come, but not that of an interruption.
+func TestALossIsNotTheReasonOfAnInterruption(t *testing.T) {
+	g := lostLink()
+	failed := &bootstrap.FailedError{Prefix: "p", Size: 4, Unknown: 1,
+		Failed: []bootstrap.RankFailure{{Rank: 2, Reason: "no memory"}}}
+	require.Same(t, g.unlinked.Load(), g.bereaved(failed))
+	stopped := &bootstrap.StoppedError{Cause: errors.New("interrupted"), Stored: failed}
+	require.Same(t, stopped, g.bereaved(stopped))
+	require.ErrorContains(t, stopped, "interrupted; before that, sagecomm: rendezvous p: 1 of 4 ranks failed; ")
+	require.ErrorAs(t, stopped, new(*bootstrap.FailedError))
+}
+
 // A rank that waits for a slow link waits no longer when another one tells of a loss.
 func TestALossThatIsToldEndsTheWaitForLinks(t *testing.T) {
 	g, store := lostLink(), bootstrap.NewMemStore()

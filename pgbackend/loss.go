@@ -122,10 +122,14 @@ func (g *Group) hear(store bootstrap.Store) {
 }
 
 // bereaved returns the error of a rendezvous during which peers were lost. It names the loss instead of the ranks that
-// did not come in time, because a loss cuts the wait short and may have delayed those ranks.
+// did not come in time, because a loss cuts the wait short and may have delayed those ranks. An interruption, or the
+// loss of the store, stays the reason.
 func (g *Group) bereaved(err error) error {
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
+	if errors.As(err, new(*bootstrap.StoppedError)) {
+		return err
+	}
 	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0) {
 		return err
 	}

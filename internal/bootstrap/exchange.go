@@ -267,10 +267,11 @@ func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, er
 }
 
 // stopped returns the error of a round that err has ended on this rank. Where a failure is stored among what was found,
-// it wraps that too: no rank goes on then, and the caller may rely on it.
+// that is a [*StoppedError]: no rank goes on then, and the caller may rely on it.
 func (r *round) stopped(found [][]byte, err error) error {
-	if _, failed := r.result(found, nil, len(absent(found))); errors.As(failed, new(*FailedError)) {
-		return fmt.Errorf("%w; before that, %w", err, failed)
+	_, failed := r.result(found, nil, len(absent(found)))
+	if stored := (*FailedError)(nil); errors.As(failed, &stored) {
+		return &StoppedError{err, stored}
 	}
 	return err
 }
