@@ -79,7 +79,8 @@ func TestNoRankIsItsOwnCulprit(t *testing.T) {
 
 // lostLink returns rank 0 of a group of four ranks in three processes, which has lost the link to ranks 1 and 2.
 func lostLink() *Group {
-	g := &Group{name: "g", size: 4, members: make([]member, 4), links: &groupLinks{
+	g := &Group{name: "g", size: 4, members: make([]member, 4), life: lifetime{gone: make([]bool, 4)}, links: &groupLinks{
+		lost:      make([]atomic.Pointer[error], 4),
 		processes: []linkedProcess{{ranks: []int{0}}, {ranks: []int{1, 2}}, {ranks: []int{3}}}}}
 	for rank := range g.members {
 		g.members[rank].PID = 10 + rank
@@ -95,21 +96,29 @@ func TestWhyUnlinkedIsAskedOfAllRanks(t *testing.T) {
 		g, store := lostLink(), bootstrap.NewMemStore()
 		before := g.unlinked.Load()
 		g.askWhyUnlinked(store)
-		require.Same(t, before, g.unlinked.Load())
+		require.Same(t, before, g.lost())
 		require.NoError(t, bootstrap.Abandon(store, "try"+joinedRound, gaveUp, 4, errors.New("sagecomm: no memory")))
+		done := make(chan struct{})
+		close(done)
+		_, err := (&linking{g: g, done: done, failed: before}).wait(store, "mine/0")
+		require.ErrorContains(t, err, "no memory")
+		g.news.explained = nil
 		g.askWhyUnlinked(store)
-		require.NoError(t, expect(g.unlinked.Load(), coll.System, fmt.Sprintf("rank %d (host , pid %d) does not make the group any more: no memory", gaveUp, 10+gaveUp)))
-		require.Equal(t, gaveUp, g.unlinked.Load().Rank)
+		f := CreateFailure("g", g.lost())
+		require.NoError(t, expect(f, coll.System,
+			fmt.Sprintf("rank %d (host , pid %d) does not make the group any more: no memory", gaveUp, 10+gaveUp)))
+		require.Equal(t, gaveUp, f.Rank)
 
 		died := &coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"}
 		require.NoError(t, bootstrap.Abandon(store, "try"+joinedRound, gaveUp, 4, telling(died)))
-		g.unlinked.Store(before)
+		g.news.explained = nil
+		g.life.gone[1] = true // the loss of the link is a death behind that
 		g.askWhyUnlinked(store)
-		f := g.unlinked.Load()
+		f = CreateFailure("g", g.lost())
 		require.NoError(t, expect(f, coll.PeerFailure, "rank 3 died"))
 		require.Equal(t, []any{3, 13, "b"}, []any{f.Rank, f.PID, f.Host})
 		g.askWhyUnlinked(store)
-		require.Same(t, f, g.unlinked.Load())
+		require.Same(t, f, g.lost())
 	}
 }
 
@@ -142,7 +151,7 @@ func (s countedGets) Get(key string, timeout time.Duration) ([]byte, error) {
 	return s.MemStore.Get(key, timeout)
 }
 
-// A rank of a group whose processes do not all watch each other tells of a loss, once, and others hear of it.
+// A rank of a group whose processes do not all watch each other tells of a loss, and others hear of it.
 func TestALossIsToldToWhoDoesNotSeeIt(t *testing.T) {
 	died := &coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"}
 	for _, sparse := range []bool{false, true} {
@@ -175,7 +184,73 @@ func TestALossIsToldToWhoDoesNotSeeIt(t *testing.T) {
 		require.Equal(t, -1, CreateFailure("g", accused.endOfWaits(store)).Rank)
 
 		waiting := of(2)
-		waiting.news.looked = time.Now() // it asks seldom
-		require.NoError(t, waiting.endOfWaits(countedGets{store.MemStore, new(atomic.Int64)}))
+		waiting.news.looked = time.Now().Add(time.Hour) // it asks seldom
+		require.NoError(t, waiting.endOfWaits(store))
+	}
+}
+
+// A rank that has heard of a loss gives up, and its process ends. Who watches that rank only names the loss that was
+// told, and does not tell another one, whether it has seen that a link is lost or a death.
+func TestTheFirstLossThatIsToldStays(t *testing.T) {
+	died := &coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"}
+	for _, dead := range []bool{false, true} {
+		store := bootstrap.NewMemStore()
+		saw, follows := lostLink(), lostLink()
+		for _, g := range []*Group{saw, follows} {
+			g.links.sparse = true
+			if dead {
+				g.unlinked.Store(nil)
+				g.life.gone[1] = true
+			}
+		}
+		if !dead {
+			saw.unlinked.Store(died)
+		} else {
+			saw.life.gone[1], saw.life.gone[3] = false, true
+		}
+		saw.tellOfLoss(store)
+		follows.askWhyUnlinked(store)
+		require.True(t, dead || CreateFailure("g", follows.lost()).Rank == 3)
+		follows.tellOfLoss(store)
+		require.Equal(t, 3, CreateFailure("g", follows.lost()).Rank, dead)
+		require.Equal(t, 3, readTold(bootstrap.Abandoned(store, "try"+lossKey, 0).Detail).Rank, dead)
+
+		accused := lostLink() // the others have lost it, and it has lost rank 1
+		accused.rank, accused.links.sparse = 3, true
+		before := accused.lost()
+		accused.askWhyUnlinked(store)
+		accused.tellOfLoss(store)
+		require.Same(t, before, accused.lost())
+		require.Equal(t, 3, readTold(bootstrap.Abandoned(store, "try"+lossKey, 0).Detail).Rank, dead)
+	}
+}
+
+// A loss takes the place of ranks that have not come, but not that of an interruption.
+func TestALossIsNotTheReasonOfAnInterruption(t *testing.T) {
+	g := lostLink()
+	failed := &bootstrap.FailedError{Prefix: "p", Size: 4, Unknown: 1,
+		Failed: []bootstrap.RankFailure{{Rank: 2, Reason: "no memory"}}}
+	require.Same(t, g.unlinked.Load(), g.bereaved(failed))
+	stopped := &bootstrap.StoppedError{Cause: errors.New("interrupted"), Stored: failed}
+	require.Same(t, stopped, g.bereaved(stopped))
+	require.ErrorContains(t, stopped, "interrupted; before that, sagecomm: rendezvous p: 1 of 4 ranks failed; ")
+	require.ErrorAs(t, stopped, new(*bootstrap.FailedError))
+}
+
+// A rank that waits for a slow link waits no longer when another one tells of a loss.
+func TestALossThatIsToldEndsTheWaitForLinks(t *testing.T) {
+	g, store := lostLink(), bootstrap.NewMemStore()
+	g.unlinked.Store(nil)
+	g.links.sparse = true
+	died := &coll.Failure{Status: coll.PeerFailure, Rank: 3, PID: 13, Host: "b", Message: "rank 3 died"}
+	require.NoError(t, bootstrap.Abandon(store, "try"+lossKey, 0, 1, telling(died)))
+	own := bootstrap.Watchful(store, g.size, func() error { return g.endOfWaits(store) }, func(int) error { return nil })
+	ended := make(chan error, 1)
+	go func() { ended <- g.await(make(chan struct{}), own, "mine/0") }()
+	select {
+	case err := <-ended:
+		require.Equal(t, 3, CreateFailure("g", err).Rank)
+	case <-time.After(opTimeout):
+		require.Fail(t, "the wait for links goes on")
 	}
 }

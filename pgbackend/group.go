@@ -37,7 +37,7 @@ type Group struct {
 	hostOf           []int                        // by rank: index in hosts
 	secret           []byte                       // of rank 0, for links between hosts, until the group is made
 	links            *groupLinks                  // nil: all ranks are on this host
-	unlinked         atomic.Pointer[coll.Failure] // why the group cannot be made: a link is lost, or another rank has told of a loss
+	unlinked         atomic.Pointer[coll.Failure] // the loss of a link, for which the group cannot be made
 	news             lossNews                     // of the rendezvous
 	peers            []runner.Peer
 	lane                                  // of operations on host memory

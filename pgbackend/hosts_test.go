@@ -741,7 +741,8 @@ func (s *dyingStore) rankDies(t *testing.T, hosts string, dying int) []error {
 	errs := make([]error, len(hosts))
 	began := time.Now()
 	ranksOf(t, len(hosts), func(rank int) error {
-		config := Config{Rank: rank, Size: len(hosts), Name: t.Name(), Timeout: opTimeout, Store: s.MemStore, Lasting: s.MemStore, Options: onHosts(hosts)(rank)}
+		config := Config{Rank: rank, Size: len(hosts), Name: t.Name(), Timeout: opTimeout,
+			Store: s.MemStore, Lasting: s.MemStore, Options: onHosts(hosts)(rank)}
 		if rank == dying {
 			config.Store = s
 		}

@@ -112,9 +112,9 @@ func (l *linking) process(link *tcp.Link) int {
 	return slices.Index(l.links, link)
 }
 
-// await returns when done is closed. While that takes long it looks for ranks of this host that have died, and asks the
-// store now and then for a key that only this rank writes, later: who interrupts waits for the store ends this one,
-// too.
+// await returns when done is closed. While that takes long it looks for losses, and asks the store now and then for a
+// key that only this rank writes, later: who interrupts waits for the store ends this one, too, and the store of an
+// attempt looks for losses that were told.
 func (g *Group) await(done <-chan struct{}, store bootstrap.Store, key string) error {
 	for slice := linkingQuiet; ; slice = linkingSlices {
 		select {
@@ -122,8 +122,8 @@ func (g *Group) await(done <-chan struct{}, store bootstrap.Store, key string) e
 			return nil
 		case <-time.After(slice):
 		}
-		if dead := g.life.dead(); len(dead) > 0 {
-			return g.diedMeanwhile(dead[0])
+		if lost := g.lost(); lost != nil {
+			return lost
 		}
 		if _, err := store.Get(key, 0); err != nil && !errors.Is(err, bootstrap.ErrTimeout) {
 			return err
@@ -137,11 +137,13 @@ func (l *linking) wait(store bootstrap.Store, key string) ([]*tcp.Link, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.failed != nil {
-		return nil, l.failed
+	links, failed := l.links, l.failed
+	l.mu.Unlock()
+	if failed != nil {
+		l.g.askWhyUnlinked(store)
+		return nil, l.g.lost()
 	}
-	return l.links, nil
+	return links, nil
 }
 
 // end gives up what is not there yet. Links that are lost later are the group's.

@@ -23,24 +23,25 @@ const lossKey = "/loss"
 // the others at once, so they ask more seldom, for the case that it is the one that is lost. Tests change these.
 var (
 	firstHears = 200 * time.Millisecond
-	othersHear = 4 * time.Second
+	othersHear = 2 * time.Second
 )
 
 // lossNews is what a rank knows of losses in a try to make the group. One goroutine uses it, that of the rendezvous.
 type lossNews struct {
 	try       string        // the try's prefix of keys; empty before the first one
 	asked     *coll.Failure // the loss of a link of which endOfWaits has asked for the reason
-	explained *coll.Failure // what the store has told in the place of the loss of a link
-	heard     bool          // another rank has told of the loss
+	explained *coll.Failure // what the store has told of a loss; this rank's own view of it does not count then
+	heard     bool          // that, or more, stands under lossKey
 	looked    time.Time     // when this rank last asked for that
 }
 
 // endOfWaits returns why this rank waits for others no longer while the group is made, nil as a rule. It may ask the
-// store, which must not be one that calls it.
+// store.
+// Requires: the store is not one that calls endOfWaits, as that of an attempt does.
 func (g *Group) endOfWaits(store bootstrap.Store) error {
 	if lost := g.unlinked.Load(); lost != nil && lost != g.news.asked {
 		g.askWhyUnlinked(store)
-		g.news.asked = g.unlinked.Load()
+		g.news.asked = lost
 	}
 	if g.lost() == nil {
 		g.hearOfLoss(store)
@@ -49,10 +50,10 @@ func (g *Group) endOfWaits(store bootstrap.Store) error {
 }
 
 // askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up
-// before its process ended.
+// before its process ended, else what any rank has told of a loss: a rank there may have followed that, and ended.
 func (g *Group) askWhyUnlinked(store bootstrap.Store) {
 	lost := g.unlinked.Load()
-	if lost == nil || lost == g.news.explained {
+	if lost == nil || g.news.explained != nil {
 		return
 	}
 	i := slices.IndexFunc(g.links.processes, func(p linkedProcess) bool { return slices.Contains(p.ranks, lost.Rank) })
@@ -67,16 +68,22 @@ func (g *Group) askWhyUnlinked(store bootstrap.Store) {
 		}
 		f.Message = fmt.Sprintf("sagecomm: group %q: %s does not make the group any more: %s", g.name, g.who(rank),
 			strings.TrimPrefix(told.Reason, "sagecomm: "))
-		g.unlinked.Store(f)
 		g.news.explained = f
 		return
 	}
+	if g.makesLinks() {
+		g.hear(store)
+	}
 }
 
-// tellOfLoss tells the ranks that do not watch a rank which is lost that the group cannot be made.
+// tellOfLoss tells the ranks that do not watch a rank which is lost that the group cannot be made. The first loss that
+// is told stays: what this rank has lost may be a rank that has followed it.
 func (g *Group) tellOfLoss(store bootstrap.Store) {
-	if lost := g.lost(); lost != nil && g.makesLinks() && !g.news.heard {
-		_ = bootstrap.Abandon(store, g.news.try+lossKey, 0, 1, telling(lost)) // if the store takes it
+	if g.lost() == nil || !g.makesLinks() || g.news.heard {
+		return
+	}
+	if g.hear(store); !g.news.heard {
+		_ = bootstrap.Abandon(store, g.news.try+lossKey, 0, 1, telling(g.lost())) // if the store takes it
 	}
 }
 
@@ -90,23 +97,39 @@ func (g *Group) hearOfLoss(store bootstrap.Store) {
 		return
 	}
 	g.news.looked = time.Now()
+	g.hear(store)
+}
+
+// hear asks the store whether a rank has told of a loss. That takes the place of what this rank has seen, unless it is
+// the loss of this rank, which others have lost while it has lost one.
+func (g *Group) hear(store bootstrap.Store) {
 	told := bootstrap.Abandoned(store, g.news.try+lossKey, 0)
 	if told == nil {
 		return
 	}
+	g.news.heard = true
 	f := &coll.Failure{Status: coll.System, Rank: -1, Group: g.name, Message: told.Reason}
-	if of := readTold(told.Detail); of != nil && of.Rank != g.rank { // else they have lost this rank
-		of.giveTo(f)
+	if of := readTold(told.Detail); of != nil {
+		if of.Rank != g.rank {
+			of.giveTo(f)
+		} else if g.lost() != nil {
+			return
+		}
 	}
-	g.unlinked.Store(f)
-	g.news.heard, g.news.explained = true, f
+	if g.news.explained == nil {
+		g.news.explained = f
+	}
 }
 
-// bereaved returns the error of a rendezvous during which peers have died. It names their deaths instead of the ranks
-// that did not come in time, because a death cuts the wait short and may have delayed those ranks.
+// bereaved returns the error of a rendezvous during which peers were lost. It names the loss instead of the ranks that
+// did not come in time, because a loss cuts the wait short and may have delayed those ranks. An interruption, or the
+// loss of the store, stays the reason.
 func (g *Group) bereaved(err error) error {
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
+	if errors.As(err, new(*bootstrap.StoppedError)) {
+		return err
+	}
 	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0) {
 		return err
 	}
@@ -114,8 +137,13 @@ func (g *Group) bereaved(err error) error {
 }
 
 // lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link
-// is lost. It returns nil if there is none.
+// is lost. It returns nil if there is none. What the store has told takes precedence: a rank that is lost may have
+// given the group up for that, and ended.
+// Requires: the caller is the goroutine of the rendezvous.
 func (g *Group) lost() error {
+	if told := g.news.explained; told != nil {
+		return told
+	}
 	if dead := g.life.dead(); len(dead) > 0 {
 		return g.diedMeanwhile(dead[0])
 	}
@@ -129,9 +157,11 @@ func (g *Group) lost() error {
 // made.
 func (g *Group) diedMeanwhile(rank int) *coll.Failure {
 	f := g.failedRank(coll.PeerFailure, rank)
-	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died while the group was made; look at its log for the reason, then restart the job", g.name, closedByPeer, g.who(rank))
+	f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s died while the group was made; "+
+		"look at its log for the reason, then restart the job", g.name, closedByPeer, g.who(rank))
 	if why := g.whyLost(rank); why != nil {
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s was lost while the group was made: %v", g.name, closedByPeer, g.who(rank), why)
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: %s was lost while the group was made: %v",
+			g.name, closedByPeer, g.who(rank), why)
 	}
 	return f
 }

@@ -109,7 +109,11 @@ func TestLargeGroupsMakeLinksAtNeed(t *testing.T) {
 func TestDeathsWhileALargeGroupMeets(t *testing.T) {
 	real := othersHear
 	othersHear = firstHears
-	defer func() { othersHear = real }()
+	rest := networkRest.Swap(int64(time.Millisecond)) // the processes of ranks that give up end
+	defer func() {
+		othersHear = real
+		networkRest.Store(rest)
+	}()
 	eachAProcess(t)
 	large(t)
 	for _, c := range []struct {

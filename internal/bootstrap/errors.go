@@ -83,6 +83,20 @@ func (e *FailedError) Error() string {
 	return b.String()
 }
 
+// StoppedError reports that a round has ended on this rank alone, as by an interruption, after it had read that ranks
+// failed. It wraps both errors.
+type StoppedError struct {
+	Cause  error // what has ended the round
+	Stored *FailedError
+}
+
+func (e *StoppedError) Error() string {
+	return fmt.Sprintf("%v; before that, %v", e.Cause, e.Stored)
+}
+
+// Unwrap returns both errors.
+func (e *StoppedError) Unwrap() []error { return []error{e.Cause, e.Stored} }
+
 // ranks writes a rising list of ranks: "rank 3", "ranks 0-2, 5".
 func ranks(list []int) string {
 	if len(list) == 1 {

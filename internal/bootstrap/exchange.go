@@ -37,13 +37,15 @@ func probeTimeout(size int) time.Duration {
 // them; when ranks arrive with a failure instead of a value ([Abandon]) it is a [*FailedError] with the reason of each,
 // the same on all ranks. check sees each value of another rank as it comes: its error ends the wait at once, as a
 // [*FailedError] of this rank.
-func Exchange(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(rank int, value []byte) error) ([][]byte, error) {
+func Exchange(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte,
+	check func(rank int, value []byte) error) ([][]byte, error) {
 	return gather(store, prefix, rank, size, timeout, append([]byte{markValue}, mine...), check)
 }
 
 // ExchangeOr is Exchange for a rank that may have failed: an error takes the place of its value, and every rank gets a
 // [*FailedError], the same on all. No rank may go on before it returns.
-func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, failed error) ([][]byte, error) {
+func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte,
+	failed error) ([][]byte, error) {
 	record := append([]byte{markValue}, mine...)
 	if failed != nil {
 		record = failure(failed)
@@ -134,7 +136,8 @@ type round struct {
 
 // gather publishes this rank's record and collects those of all ranks. It reads all records even after a failure,
 // because the error must not depend on the order of reading.
-func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte, check func(int, []byte) error) ([][]byte, error) {
+func gather(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte,
+	check func(int, []byte) error) ([][]byte, error) {
 	if size < 1 || rank < 0 || rank >= size {
 		return nil, fmt.Errorf("sagecomm: rendezvous %s: rank %d of %d ranks does not exist", prefix, rank, size)
 	}
@@ -177,6 +180,11 @@ func (r *round) collect() (found [][]byte, ended int, err error) {
 		case r.waitsNoLonger():
 			if rest == nil {
 				if rest, err = r.lookFrom(peer); err != nil {
+					for rank, record := range rest { // a failure among them proves that nobody goes on
+						if rank != r.rank && len(record) > 0 && r.look(rank, record) == nil {
+							found[rank] = record
+						}
+					}
 					return found, -1, err
 				}
 			}
@@ -252,16 +260,18 @@ func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, er
 	case len(failed) > 0:
 		return nil, &FailedError{Prefix: r.prefix, Size: r.size, Failed: failed, Missing: missing, Unknown: unknown}
 	case len(missing) > 0 || unknown > 0:
-		return nil, &TimeoutError{Prefix: r.prefix, Size: r.size, Missing: missing, Unknown: unknown, Waited: time.Since(r.began), Late: slices.Contains(missing, r.rank)}
+		return nil, &TimeoutError{Prefix: r.prefix, Size: r.size, Missing: missing, Unknown: unknown,
+			Waited: time.Since(r.began), Late: slices.Contains(missing, r.rank)}
 	}
 	return values, nil
 }
 
 // stopped returns the error of a round that err has ended on this rank. Where a failure is stored among what was found,
-// it wraps that too: no rank goes on then, and the caller may rely on it.
+// that is a [*StoppedError]: no rank goes on then, and the caller may rely on it.
 func (r *round) stopped(found [][]byte, err error) error {
-	if _, failed := r.result(found, nil, len(absent(found))); errors.As(failed, new(*FailedError)) {
-		return fmt.Errorf("%w; before that, %w", err, failed)
+	_, failed := r.result(found, nil, len(absent(found)))
+	if stored := (*FailedError)(nil); errors.As(failed, &stored) {
+		return &StoppedError{err, stored}
 	}
 	return err
 }
@@ -294,7 +304,8 @@ func (r *round) getAll(many ManyGetter, timeout time.Duration) ([][]byte, error)
 	case errors.Is(err, ErrTimeout):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (keys %s/0 to %s): %w", r.rank, r.prefix, key(r.prefix, r.size-1), err)
+		return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (keys %s/0 to %s): %w",
+			r.rank, r.prefix, key(r.prefix, r.size-1), err)
 	}
 	return slices.Insert(found, r.rank, nil), nil
 }
@@ -314,5 +325,6 @@ func (r *round) cannotRead(key string, err error) error {
 
 // foreign returns the error for a value that no rank has written.
 func (r *round) foreign(key string, value []byte) error {
-	return fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: use a fresh store or prefix", key, value)
+	return fmt.Errorf("sagecomm: key %s in the store holds %.40q, which no rank of this library wrote: "+
+		"use a fresh store or prefix", key, value)
 }

@@ -18,7 +18,9 @@ const mostDirect = 64
 
 // A roster is a mark of one byte, followed by the content, or a record of rank 0 that holds its failure.
 const (
-	rosterAll   = 'a' // the content is the records of all ranks in their order, each with its length before it; that of a rank that has not come is 0
+	// The content is the records of all ranks in their order, each with its length before it. That of a rank that has
+	// not come is 0.
+	rosterAll   = 'a'
 	rosterEarly = 'e' // the content is a rank, its record, which ended the round, and rank 0's error
 	rosterNone  = 'n' // the store has refused the roster: each rank reads the records
 	// The content is a record with the failure for which rank 0 has no roster. If rank 0 has read the failure of a
@@ -72,7 +74,8 @@ type GaveUpError struct {
 }
 
 func (e *GaveUpError) Error() string {
-	return fmt.Sprintf("sagecomm: rendezvous %s: rank 0, which reads for all ranks what each has written, gave up: %s", e.Prefix, e.Reason)
+	return fmt.Sprintf("sagecomm: rendezvous %s: rank 0, which reads for all ranks what each has written, gave up: %s",
+		e.Prefix, e.Reason)
 }
 
 // roster returns the values of all ranks, of which rank 0 reads the records.
@@ -99,7 +102,8 @@ func (r *round) writeRoster() ([][]byte, error) {
 		r.tellGivingUp(err, found)
 		return nil, r.stopped(found, err)
 	}
-	if next := absent(found); err == nil && r.lost != nil && len(next) > 0 { // they may come yet
+	if err == nil && r.lost != nil {
+		next := absent(found) // they may come yet
 		r.tellGivingUp(r.lost, found)
 		_, err := r.result(found, next[:1], len(next)-1)
 		return nil, err
@@ -406,8 +410,14 @@ func (r *round) lookAround(requests int) ([][]byte, error) {
 }
 
 // lookFrom reads the records of a rank and all behind it without waiting. Those of ranks that have not come are nil.
+// Once the wait has ended early, it looks for the failure of a rank only, and the others wait for what rank 0 tells: so
+// it makes few requests, and ranks that were not looked for are nil, too.
 func (r *round) lookFrom(rank int) (found [][]byte, err error) {
-	l := r.looking(2 * r.size) // which is enough for all
+	requests := 2 * r.size // which is enough for all
+	if r.lost != nil {
+		requests = mostLooks
+	}
+	l := r.looking(requests)
 	err = l.lookFor(rank, r.size)
 	return l.found, err
 }
