@@ -869,7 +869,7 @@ func TestAStoredFailureBesideALossIsTold(t *testing.T) {
 				case failing:
 					return Agree(s, "p", rank, size, time.Hour, errors.New("no memory"))
 				case 0:
-					time.Sleep(time.Millisecond) // the others have come
+					synctest.Wait() // until the others have come
 					return Agree(own, "p", rank, size, time.Hour, nil)
 				}
 				return Agree(s, "p", rank, size, time.Hour, nil)

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -773,9 +774,9 @@ def aborted_while_kernels_load(rank: int, size: int, store: str) -> None:
     fake_cuda.check()
 
 
-def is_void(rank: int, size: int, store: str) -> str:
-    """Rank 0 aborts while an operation is on its way for which the last rank has not come. Its stream goes on and gives
-    rank 1 what it has not computed, which is no success there."""
+def end_under_way(rank: int, size: int, store: str, end: Callable[[], None]) -> dist.Work:
+    """Rank 0 calls `end` while an operation is on its way for which the stream of the last rank is held. Returns that
+    operation: on these two ranks when `end` has returned, on others when they have called it."""
     join_group(rank, size, store, 0)
     told = c10d._get_default_store()
     x = torch.ones(256 << 10, device="cuda")
@@ -786,44 +787,37 @@ def is_void(rank: int, size: int, store: str) -> str:
             x.fill_(5)
             work = dist.all_reduce(x, async_op=True)
             told.set("called", "")
-            told.wait(["aborted"])
+            told.wait(["ended"])
     else:
         told.wait(["called"])
         work = dist.all_reduce(x, async_op=True)
         told.set(f"rank {rank} has called", "")
         if rank == 0:
             told.wait([f"rank {other} has called" for other in range(size - 1)])
-            c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
-            told.set("aborted", "")
+            end()
+            told.set("ended", "")
+    return work
+
+
+def is_void(rank: int, size: int, store: str) -> str:
+    """Rank 0 aborts. Its stream goes on and gives rank 1 what it has not computed, which is no success there."""
+    work = end_under_way(
+        rank, size, store, lambda: c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
+    )
     return raised(lambda: work.wait(timedelta(seconds=30)))
 
 
 def is_cut(rank: int, size: int, store: str) -> str:
-    """Rank 0 destroys the group behind an error while an operation is on its way for which the last rank has not come.
-    The others raise that, each in its operation."""
-    join_group(rank, size, store, 0)
-    told = c10d._get_default_store()
-    x = torch.ones(256 << 10, device="cuda")
-    dist.all_reduce(x)
-    torch.cuda.synchronize()
-    if rank == size - 1:
-        with fake_cuda.held(torch.cuda.current_stream()):
-            x.fill_(5)
-            work = dist.all_reduce(x, async_op=True)
-            told.set(f"rank {rank} has called", "")
-            told.wait(["destroyed"])
-    else:
-        work = dist.all_reduce(x, async_op=True)
-        told.set(f"rank {rank} has called", "")
-        if rank == 0:
-            told.wait([f"rank {other} has called" for other in range(size)])
-            try:
-                raise ValueError
-            except ValueError:  # it makes the wait of the end short
-                dist.destroy_process_group()
-            told.set("destroyed", "")
-            return "destroyed"
-    return raised(lambda: work.wait(timedelta(seconds=30)))
+    """Rank 0 destroys the group behind an error. The others raise that, each in its operation."""
+
+    def destroy() -> None:
+        try:
+            raise ValueError
+        except ValueError:  # it makes the wait of the end short
+            dist.destroy_process_group()
+
+    work = end_under_way(rank, size, store, destroy)
+    return "destroyed" if rank == 0 else raised(lambda: work.wait(timedelta(seconds=30)))
 
 
 NO_CALLS = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuStreamWriteValue32", "cuStreamWaitValue32",
