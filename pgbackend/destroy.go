@@ -180,18 +180,17 @@ func (g *Group) peersLeft() bool {
 
 // abandoned reports whether no peer will touch this rank's shared block any more, because each has left, died, or given
 // up. A peer that gave up has written so into its own shared block, which may be freed since and hold anything. That
-// does no harm: this rank frees no memory that others may touch before they have left themselves.
+// does no harm: this rank frees no memory that others may touch before they have left themselves. A rank that is gone
+// stays so, and is not looked at again. Requires: process.mu.
 func (g *Group) abandoned() bool {
-	gone := g.life.dead()
-	all := g.haveHeard()
-	for rank := range g.size {
-		switch {
-		case rank == g.rank, slices.Contains(gone, rank), runner.Detached(g.memory.at(), g.size, rank):
+	for ; g.awaited < g.size; g.awaited++ {
+		switch rank := g.awaited; {
+		case rank == g.rank, g.life.isGone(rank), runner.Detached(g.memory.at(), g.size, rank):
 		case g.peers[rank].GaveUp():
 			g.life.lost(rank)
 		default:
-			all = false
+			return false
 		}
 	}
-	return all
+	return g.haveHeard()
 }

@@ -47,6 +47,7 @@ type Group struct {
 	memory           *groupMemory
 	own              *processArena // made for this group alone; nil: the group uses the process's arena
 	maps             []*shmem.Mapping
+	awaited          int       // the first rank of which abandoned does not know that it is gone; under process.mu
 	watching         bool      // the peers' processes are watched
 	keys             string    // prefix of the group's keys in the store
 	deadline         time.Time // end of the rendezvous

@@ -127,6 +127,13 @@ func (l *lifetime) dead() (list []int) {
 	return list
 }
 
+// isGone reports whether a rank is gone.
+func (l *lifetime) isGone(rank int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.gone[rank]
+}
+
 // lost notes that a rank is gone and returns the state at that moment.
 func (l *lifetime) lost(rank int) state {
 	l.mu.Lock()

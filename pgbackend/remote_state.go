@@ -127,7 +127,7 @@ func (g *Group) collect(open map[int]question, atMost time.Duration) (unanswered
 // answers reports whether a rank of another host lives and has not left.
 func (g *Group) answers(rank int) bool {
 	_, left := g.run.LastCall(rank)
-	return !left && !slices.Contains(g.life.dead(), rank)
+	return !left && !g.life.isGone(rank)
 }
 
 // isSilent reports whether a rank of another host, which lives and has not left, has not answered a question for
