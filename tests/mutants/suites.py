@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -199,6 +200,9 @@ def bounded(command: list[str], where: Path, environment: dict[str, str], bound_
             overran = True
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
+        finally:  # go test that has overrun its own bound leaves the programs of its tests behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         return Run(process.returncode, output, overran)
 
 
