@@ -290,8 +290,10 @@ func FuzzGroups(f *testing.F) {
 			}
 			if isVerdict(h.Kind) && serving {
 				require.Len(t, told, int(h.Bytes))
-				for i, c := range told {
-					require.Equal(t, byte(i), c)
+				for i, c := range told { // without require, which would make long inputs slow
+					if c != byte(i) {
+						t.Fatalf("byte %d of %d of %v is %d", i, len(told), &h, c)
+					}
 				}
 			}
 		}
