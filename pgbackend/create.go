@@ -54,39 +54,20 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	if c.GlobalRanks != nil && len(c.GlobalRanks) != c.Size {
 		return nil, fmt.Errorf("sagecomm: a group of %d has %s", c.Size, coll.Count(len(c.GlobalRanks), "global rank"))
 	}
-	settings, err := env.Resolve(runner.Environ(), c.Options)
+	settings, flights, err := c.readSettings()
 	if err != nil {
-		return nil, err
-	}
-	for _, w := range settings.Warnings() {
-		observe.Warn("%s", w)
-	}
-	if t := env.Timeout.Get(settings); t.Given {
-		c.Timeout, c.Operations = t.Value, t.Value
-	}
-	if least := min(c.Timeout, cmp.Or(c.Operations, c.Timeout)); least <= 0 {
-		return nil, fmt.Errorf("sagecomm: timeout %v is not positive", least)
-	}
-	if name := env.Kernels.Get(settings); name != "auto" {
-		if err := kernels.Force(name); err != nil {
-			return nil, err
-		}
-	}
-	flights, err := observe.FlightCapacity(runner.Environ())
-	if err != nil {
-		return nil, err
+		return nil, c.refuse(err)
 	}
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
-	epochs := bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank,
-		Owner: thisProcess()}
+	epochs := c.epochs()
 	for least := firstEpoch(runner.Environ()); ; {
 		epoch, other, err := epochs.Next(least)
 		if err != nil {
 			return nil, err
 		}
 		g = &Group{process: p, birth: c.birth, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
-			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: fmt.Sprintf("%s/%d", keys, epoch), deadline: deadline}
+			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: keysOf(epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return g.endOfWaits(c.Store) },
 			func(rank int) error {
@@ -126,6 +107,51 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	g.introduceItself()
 	return g, nil
+}
+
+// readSettings reads what the environment and the options set, and lets it take effect in c and in this process.
+func (c *Config) readSettings() (settings *env.Settings, flights int, err error) {
+	if settings, err = env.Resolve(runner.Environ(), c.Options); err != nil {
+		return nil, 0, err
+	}
+	for _, w := range settings.Warnings() {
+		observe.Warn("%s", w)
+	}
+	if t := env.Timeout.Get(settings); t.Given {
+		c.Timeout, c.Operations = t.Value, t.Value
+	}
+	if least := min(c.Timeout, cmp.Or(c.Operations, c.Timeout)); least <= 0 {
+		return nil, 0, fmt.Errorf("sagecomm: timeout %v is not positive", least)
+	}
+	if name := env.Kernels.Get(settings); name != "auto" {
+		if err := kernels.Force(name); err != nil {
+			return nil, 0, err
+		}
+	}
+	flights, err = observe.FlightCapacity(runner.Environ())
+	return settings, flights, err
+}
+
+// epochs counts the groups that are made on the keys of c.
+func (c *Config) epochs() bootstrap.Epochs {
+	return bootstrap.Epochs{Store: c.Store, Prefix: keys + "/epoch", Rank: c.Rank, Owner: thisProcess()}
+}
+
+// refuse tells the other ranks why this one, whose settings are wrong, does not meet them. It returns why.
+func (c *Config) refuse(why error) error {
+	epochs := c.epochs()
+	for least := firstEpoch(runner.Environ()); ; {
+		epoch, _, err := epochs.Next(least)
+		if err != nil {
+			return why // the store is gone
+		}
+		(&Group{rank: c.Rank, size: c.Size, keys: keysOf(epoch)}).abandon(c.Store, why)
+		ahead := epochs.Ahead(epoch, c.Size)
+		if ahead == nil {
+			return why
+		}
+		least = ahead.Epoch
+	}
 }
 
 // thisProcess describes this process in errors of the rendezvous.
@@ -189,6 +215,9 @@ func (g *Group) introduceItself() {
 
 // keys is the prefix of the keys at which the ranks of a group meet in the store.
 const keys = "sagecomm"
+
+// keysOf is the prefix of the keys of an epoch.
+func keysOf(epoch int) string { return fmt.Sprintf("%s/%d", keys, epoch) }
 
 // firstEpoch is the least epoch of this run of the job. torchrun restarts all ranks on the same store, and some of them
 // may not have reached their first group before the restart.

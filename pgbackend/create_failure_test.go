@@ -254,3 +254,17 @@ func TestALossThatIsToldEndsTheWaitForLinks(t *testing.T) {
 		require.Fail(t, "the wait for links goes on")
 	}
 }
+
+// The process that serves the store loses a link, and takes the store with it: its peers tell of the link first.
+func TestALossIsToldInFrontOfTheLossOfTheStore(t *testing.T) {
+	g := lostLink()
+	gone := &bootstrap.StoreError{Rank: 0, Action: "write to", Keys: "key k", Cause: errors.New("Broken pipe")}
+	f := CreateFailure("g", g.bereaved(gone))
+	require.Equal(t, g.unlinked.Load().Status, f.Status)
+	require.Equal(t, 1, f.Rank)
+	require.Equal(t, g.unlinked.Load().Message+"; the store cannot be used either: Broken pipe", f.Message)
+	interrupted := &bootstrap.StoreError{Rank: 0, Action: "read from", Keys: "key k", Cause: &coll.Failure{Status: coll.Aborted}}
+	require.Same(t, interrupted, g.bereaved(interrupted))
+	g.unlinked.Store(nil)
+	require.Same(t, gone, g.bereaved(gone))
+}

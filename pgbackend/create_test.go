@@ -97,6 +97,28 @@ func TestDifferentSettingsAreRefusedOnAllRanks(t *testing.T) {
 	}
 }
 
+// A setting that one rank cannot read is told to the others, which wait for nobody. Of 80 ranks most read the reason
+// from rank 0.
+func TestAWrongSettingIsToldToAllRanks(t *testing.T) {
+	for _, size := range []int{3, 80} {
+		for _, wrong := range []int{0, size - 1} {
+			w, errs := tryWorld(t, size, time.Hour, func(rank int) options {
+				if rank == wrong {
+					return options{"link_timeout": "99"}
+				}
+				return nil
+			})
+			for rank, err := range errs {
+				require.ErrorContains(t, err, `option link_timeout="99" is not accepted: expected seconds, 1 to 60`, "rank %d of %d", rank, size)
+				if rank != wrong {
+					require.ErrorContains(t, err, fmt.Sprintf("rank %d", wrong), "rank %d of %d", rank, size)
+				}
+			}
+			w.destroy()
+		}
+	}
+}
+
 // Ranks that pass different world sizes fail at once, although one waits for a rank that does not exist.
 func TestDifferentSizesAreRefused(t *testing.T) {
 	store := bootstrap.NewMemStore()

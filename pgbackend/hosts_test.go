@@ -403,6 +403,42 @@ func TestSecretsOverHosts(t *testing.T) {
 	w.each(func(g *Group) error { return asError(sum(g, 1000)) })
 }
 
+// mortalStore is a store whose server ends.
+type mortalStore struct {
+	bootstrap.Store
+	ended *atomic.Bool
+}
+
+func (s mortalStore) Set(key string, value []byte) error {
+	if s.ended.Load() {
+		return errors.New("Broken pipe")
+	}
+	return s.Store.Set(key, value)
+}
+
+func (s mortalStore) Get(key string, timeout time.Duration) ([]byte, error) {
+	if s.ended.Load() {
+		return nil, errors.New("Connection reset by peer")
+	}
+	return s.Store.Get(key, timeout)
+}
+
+// The process of the rank that is done first serves the store, and ends. The other rank gets the reason all the same.
+func TestSecretsThatDifferWhereTheStoreEnds(t *testing.T) {
+	eachAProcess(t)
+	store, ended := bootstrap.NewMemStore(), new(atomic.Bool)
+	errs := make([]error, 2)
+	ranksOf(t, 2, func(rank int) error {
+		_, errs[rank] = Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: opTimeout, Store: mortalStore{store, ended},
+			Lasting: store, Options: options{"hostid": fmt.Sprint(rank), "secret": strings.Repeat(fmt.Sprint(rank), 20)}})
+		ended.Store(true)
+		return nil
+	})
+	for rank, err := range errs {
+		require.ErrorContains(t, err, "set SAGECOMM_SECRET_FILE or SAGECOMM_SECRET to the same secret", "rank %d", rank)
+	}
+}
+
 // All operations, and the end of groups in order and by a death, where links have several data connections.
 func TestDataConnections(t *testing.T) {
 	for _, secure := range []bool{false, true} {

@@ -33,6 +33,7 @@ type lossNews struct {
 	explained *coll.Failure // what the store has told of a loss; this rank's own view of it does not count then
 	heard     bool          // that, or more, stands under lossKey
 	looked    time.Time     // when this rank last asked for that
+	patient   time.Time     // until then this rank waits for others although a link was not made
 }
 
 // endOfWaits returns why this rank waits for others no longer while the group is made, nil as a rule. It may ask the
@@ -42,12 +43,23 @@ func (g *Group) endOfWaits(store bootstrap.Store) error {
 	if lost := g.unlinked.Load(); lost != nil && lost != g.news.asked {
 		g.askWhyUnlinked(store)
 		g.news.asked = lost
+		if lost.Status != coll.PeerFailure {
+			g.news.patient = time.Now().Add(refusedGrace)
+		}
 	}
-	if g.lost() == nil {
+	lost := g.lost()
+	switch {
+	case lost == nil:
 		g.hearOfLoss(store)
+	case lost == g.unlinked.Load() && time.Now().Before(g.news.patient):
+		return nil
 	}
 	return telling(g.lost())
 }
+
+// refusedGrace is how long a rank whose link was refused, or was not made in time, waits for the others: they live, as
+// a rule, and are about to find the same. The process of this rank may serve the store in which they read why.
+const refusedGrace = 2 * time.Second
 
 // askWhyUnlinked takes the reason of a rank at the end of a link that was lost, if one there has given the group up
 // before its process ended, else what any rank has told of a loss: a rank there may have followed that, and ended.
@@ -122,18 +134,24 @@ func (g *Group) hear(store bootstrap.Store) {
 }
 
 // bereaved returns the error of a rendezvous during which peers were lost. It names the loss instead of the ranks that
-// did not come in time, because a loss cuts the wait short and may have delayed those ranks. An interruption, or the
-// loss of the store, stays the reason.
+// did not come in time, because a loss cuts the wait short and may have delayed those ranks, and in front of the loss
+// of the store, whose process may have ended for the same reason. An interruption stays the reason.
 func (g *Group) bereaved(err error) error {
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
-	if errors.As(err, new(*bootstrap.StoppedError)) {
+	var store *bootstrap.StoreError
+	var lost *coll.Failure
+	switch {
+	case errors.As(err, new(*bootstrap.StoppedError)), errors.As(err, new(*coll.Failure)):
 		return err
+	case errors.As(err, &late), errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0:
+		return cmp.Or(g.lost(), err)
+	case errors.As(err, &store) && errors.As(g.lost(), &lost):
+		f := *lost
+		f.Message = fmt.Sprintf("%s; the store cannot be used either: %v", f.Message, store.Cause)
+		return &f
 	}
-	if !errors.As(err, &late) && !(errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0) {
-		return err
-	}
-	return cmp.Or(g.lost(), err)
+	return err
 }
 
 // lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link

@@ -83,6 +83,20 @@ func (e *FailedError) Error() string {
 	return b.String()
 }
 
+// StoreError reports that a rank cannot use the store, because its server has ended, say, or the caller was interrupted.
+type StoreError struct {
+	Rank   int
+	Action string // "read from" or "write to"
+	Keys   string
+	Cause  error
+}
+
+func (e *StoreError) Error() string {
+	return fmt.Sprintf("sagecomm: rank %d cannot %s the store (%s): %v", e.Rank, e.Action, e.Keys, e.Cause)
+}
+
+func (e *StoreError) Unwrap() error { return e.Cause }
+
 // StoppedError reports that a round has ended on this rank alone, as by an interruption, after it had read that ranks
 // failed. It wraps both errors.
 type StoppedError struct {

@@ -304,8 +304,7 @@ func (r *round) getAll(many ManyGetter, timeout time.Duration) ([][]byte, error)
 	case errors.Is(err, ErrTimeout):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("sagecomm: rank %d cannot read from the store (keys %s/0 to %s): %w",
-			r.rank, r.prefix, key(r.prefix, r.size-1), err)
+		return nil, &StoreError{r.rank, "read from", fmt.Sprintf("keys %s/0 to %s", r.prefix, key(r.prefix, r.size-1)), err}
 	}
 	return slices.Insert(found, r.rank, nil), nil
 }
@@ -316,11 +315,11 @@ func (r *round) failed(failed RankFailure) error {
 }
 
 func (r *round) cannotWrite(key string, err error) error {
-	return fmt.Errorf("sagecomm: rank %d cannot write to the store (key %s): %w", r.rank, key, err)
+	return &StoreError{r.rank, "write to", "key " + key, err}
 }
 
 func (r *round) cannotRead(key string, err error) error {
-	return fmt.Errorf("sagecomm: rank %d cannot read from the store (key %s): %w", r.rank, key, err)
+	return &StoreError{r.rank, "read from", "key " + key, err}
 }
 
 // foreign returns the error for a value that no rank has written.

@@ -25,6 +25,8 @@ var wallClocks = map[string]string{
 	"internal/observe/torch_trace.go":   "times in a dump of the flight recorder",
 	"internal/shmem/scm.go":             "a deadline in the past, which ends all calls",
 	"internal/bootstrap/client.go":      "a deadline in the past, which ends all calls",
+	"torch_ext/sagecomm/_flight.py":     "times in a dump of the flight recorder",
+	"torch_ext/sagecomm/_status.py":     "the age of what `status` shows",
 }
 
 // Methods of time.Time whose results have no reading of the monotonic clock, and functions that make such times.
@@ -36,11 +38,14 @@ var (
 // wallClockInC matches what reads a wall clock, or waits until a time of it, in C and C++.
 var wallClockInC = regexp.MustCompile(`CLOCK_REALTIME|gettimeofday|timespec_get|system_clock|\btime\((NULL|nullptr|0)\)|pthread_cond_timedwait|sem_timedwait|pthread_mutex_timedlock`)
 
+// wallClockInPython is the same for Python. What prints the time of day may read it.
+var wallClockInPython = regexp.MustCompile(`\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(|from time import .*\btime\b`)
+
 // A clock that is set, by its user or by NTP, ends no wait early or late: deadlines, times of silence and measured times are differences of
 // readings of the monotonic clock.
 func TestWallClocksDecideNothing(t *testing.T) {
 	met := map[string]bool{}
-	for _, tree := range []string{"algo", "cshim", "export", "facade", "fusion", "hccl", "internal", "nccl", "pgbackend"} {
+	for _, tree := range []string{"algo", "cshim", "export", "facade", "fusion", "hccl", "internal", "nccl", "pgbackend", "torch_ext/sagecomm"} {
 		err := filepath.WalkDir(filepath.Join("../..", tree), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || strings.HasSuffix(path, "_test.go") {
 				return err
@@ -78,9 +83,11 @@ func wallClocksIn(t *testing.T, path string) (list []string) {
 	case ".c", ".h", ".cpp":
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
-		for _, found := range wallClockInC.FindAll(text, -1) {
-			list = append(list, string(found))
-		}
+		list = wallClockInC.FindAllString(string(text), -1)
+	case ".py":
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		list = wallClockInPython.FindAllString(string(text), -1)
 	}
 	return list
 }
@@ -107,4 +114,6 @@ func TestWhatCountsAsAWallClock(t *testing.T) {
 	require.True(t, wallClockInC.MatchString("clock_gettime(CLOCK_REALTIME, &t);"))
 	require.True(t, wallClockInC.MatchString("long at = time(NULL);"))
 	require.False(t, wallClockInC.MatchString("clock_gettime(CLOCK_MONOTONIC, &t);"))
+	require.True(t, wallClockInPython.MatchString("began = time.time()"))
+	require.False(t, wallClockInPython.MatchString("began = time.monotonic()"))
 }
