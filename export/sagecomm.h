@@ -119,10 +119,11 @@ enum {
 /* sagecomm_op.device_type of host memory. Other values are numbers of c10::DeviceType, which torch fixes. */
 #define SAGECOMM_HOST 0
 
-/* Where an operation on a device runs, in relation to the stream of its caller. */
+/* When the caller's stream waits for an operation on a device. The operation itself is in streams of the library, behind
+ * what the caller's stream holds now. */
 typedef enum sagecomm_ordering {
-  SAGECOMM_IN_STREAM = 0, /* in the caller's stream */
-  SAGECOMM_BESIDE = 1,    /* in a stream of the library, behind what the caller's stream holds now */
+  SAGECOMM_IN_STREAM = 0, /* at once: issue() makes it wait, or the caller does behind issue(), if there is a bridge */
+  SAGECOMM_BESIDE = 1,    /* later, by what the bridge was told; refused without a bridge */
 } sagecomm_ordering;
 
 /* A copy in a stream. One side is memory of a device, the other one is pinned host memory. */

@@ -45,14 +45,14 @@ func (d Device) String() string {
 	return fmt.Sprintf("%v:%d", d.Type, d.Index)
 }
 
-// Ordering says where an operation on a device runs, in relation to the stream of its caller. Numbers are those of
-// sagecomm_ordering.
+// Ordering says when the caller's stream waits for an operation on a device. The operation itself is in streams of the
+// library, behind what the caller's stream holds. Numbers are those of sagecomm_ordering.
 type Ordering uint8
 
 // The orderings.
 const (
-	InStream Ordering = iota // in the caller's stream
-	Beside                   // in a stream of the library, behind what the caller's stream holds
+	InStream Ordering = iota // at once
+	Beside                   // when the caller makes it wait, through its bridge; refused without one
 
 	OrderingCount // number of orderings
 )
