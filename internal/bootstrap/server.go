@@ -24,7 +24,8 @@ const (
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // Server is the TCP server of the stores of unique ids: one for a process, with a key space for each id. It listens
-// while it has key spaces or users.
+// while it has key spaces or users. A key space whose ranks have met takes no further connections. Those that its claimers
+// have are answered until they end, also when nothing listens any more.
 type Server struct {
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -225,7 +226,7 @@ func (s *Server) keyOf(name [spaceBytes]byte) (key [sha256.Size]byte, known bool
 }
 
 // talk answers the requests of a client until it goes away or sends what no client sends. It reports whether all ranks
-// need the key space no longer.
+// have met.
 func (s *space) talk(client *session) (left bool) {
 	requests, gone := make(chan request), make(chan struct{})
 	done := make(chan struct{})
@@ -275,6 +276,10 @@ func (s *space) answer(client *session, r request, gone <-chan struct{}) (last b
 		values, err = [][]byte{nil}, s.set(r.keys[0], r.value)
 	case askGet:
 		values, err = s.get(r.keys, r.timeout, gone)
+	case askClaim:
+		var first []byte
+		first, err = s.claim(r.keys[0], r.value)
+		values = [][]byte{first}
 	case askLeave:
 		values, last = [][]byte{nil}, s.leave(r.ranks)
 	}

@@ -403,7 +403,8 @@ func FuzzParseID(f *testing.F) {
 }
 
 func FuzzRequest(f *testing.F) {
-	for _, r := range []request{{ask: askSet, keys: []string{"k"}, value: []byte("v")}, {ask: askGet, keys: []string{"a", ""}, timeout: time.Second}, {ask: askLeave, ranks: 3}} {
+	for _, r := range []request{{ask: askSet, keys: []string{"k"}, value: []byte("v")}, {ask: askGet, keys: []string{"a", ""}, timeout: time.Second}, {ask: askLeave, ranks: 3},
+		{ask: askClaim, keys: []string{"k"}, value: []byte("v")}} {
 		text, err := r.encode()
 		require.NoError(f, err)
 		f.Add(text)
