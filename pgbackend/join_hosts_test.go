@@ -2,11 +2,13 @@ package pgbackend
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -290,4 +292,60 @@ func TestAbortOfAGroupAtAnID(t *testing.T) {
 	for range 2 {
 		require.NoError(t, expect(<-causes, coll.Aborted, "rank 2", fmt.Sprintf("group %q", "joined"), "enough"))
 	}
+}
+
+// The end of a context ends the join of a rank that waits for its links.
+func TestCancelledWhileLinksAreMade(t *testing.T) {
+	real := advertisedTo
+	advertisedTo = func(*member, *member) bool { return true }
+	t.Cleanup(func() { advertisedTo = real })
+	list := joinsOnHosts(t, "01", options{"advertise": "192.0.2.1"}) // where nobody is (RFC 5737)
+	ctx, cancel := context.WithCancel(t.Context())
+	ends := make(chan error, len(list))
+	for i := range list {
+		list[i].Context = ctx
+		go func() {
+			_, err := Get().Join(list[i : i+1])
+			ends <- err
+		}()
+	}
+	linking := func() (n int) {
+		p := Get()
+		p.networks.mu.Lock()
+		all := slices.Collect(maps.Keys(p.networks.all))
+		p.networks.mu.Unlock()
+		for _, network := range all {
+			network.mu.Lock()
+			n += len(network.linkings)
+			network.mu.Unlock()
+		}
+		return n
+	}
+	require.Eventually(t, func() bool { return linking() == len(list) }, opTimeout, time.Millisecond)
+	began := time.Now()
+	cancel()
+	for range list {
+		var f *coll.Failure
+		require.ErrorAs(t, <-ends, &f)
+		require.Equal(t, coll.Aborted, f.Status)
+		require.Contains(t, f.Message, "was aborted while its ranks met")
+	}
+	measure(t, "the end of the joins", time.Since(began), noWayLimit/4)
+}
+
+// Destroy waits for peers on other hosts as long as operations may take, as in a group of one host.
+func TestDestroyAtAnIDWaitsForPeers(t *testing.T) {
+	w := joinedOnHosts(t, "01", nil)
+	impatient(t, time.Nanosecond)
+	work, f := sumAsync(w.groups[0], 10)
+	require.Nil(t, f)
+	defer work.Release()
+	end := make(chan error)
+	go func() { end <- w.groups[0].Destroy() }()
+	require.Eventually(t, func() bool { return w.groups[0].life.now() == destroying }, opTimeout, time.Microsecond)
+	require.Nil(t, sum(w.groups[1], 10))
+	require.NoError(t, <-end)
+	done, f := work.Wait(0)
+	require.True(t, done)
+	require.Nil(t, f)
 }
