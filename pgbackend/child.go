@@ -148,23 +148,21 @@ func (p *Process) invite(c Child) (told invitation) {
 		return invitation{Why: destroyed(g.name).Message}
 	}
 	defer g.life.release()
-	var id bootstrap.ID
-	job, err := jobSecretOf(c.options())
-	switch {
-	case err != nil:
-	case g.birth == nil:
-		if id, err = p.newID(c.options(), g.elsewhere()); err == nil {
-			text := id.Encode()
-			told.ID = text[:]
+	if g.birth == nil {
+		id, err := p.newID(c.options(), g.elsewhere())
+		if err != nil {
+			return invitation{Why: err.Error()}
 		}
-	default:
-		told.Nonce = make([]byte, nonceBytes)
-		_, _ = rand.Read(told.Nonce) // it does not fail
-		p.server.Serve(g.derivedID(told.Nonce, g.rank), job)
+		text := id.Encode()
+		return invitation{ID: text[:]}
 	}
+	job, err := jobSecretOf(c.options())
 	if err != nil {
-		told.Why = err.Error()
+		return invitation{Why: err.Error()}
 	}
+	told.Nonce = make([]byte, nonceBytes)
+	_, _ = rand.Read(told.Nonce) // it does not fail
+	p.server.Serve(g.derivedID(told.Nonce, g.rank), job)
 	return told
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,7 +40,6 @@ type Join struct {
 type birth struct {
 	id  bootstrap.ID
 	job []byte // the secret of the job, nil without one
-
 	// Where the server of this process listens, until the group is destroyed.
 	here listener
 	// Set once another thread of this process has tried to join as the same rank.
@@ -117,14 +117,14 @@ func (p *Process) newID(options map[string]string, elsewhere []netip.Addr) (id b
 		return id, err
 	}
 	if id, err = p.server.NewID(at, job); err == nil {
-		id.Home = homeOf(p)
+		id.Home = homeOf()
 	}
 	return id, err
 }
 
 // homeOf names the machine and the network namespace of this process: processes with one name reach each other over
 // loopback. It is zero where the system does not tell. Tests replace it.
-var homeOf = func(*Process) (name [len(bootstrap.ID{}.Home)]byte) {
+var homeOf = func() (name [len(bootstrap.ID{}.Home)]byte) {
 	boot, err := procwatch.BootID()
 	network, noNetwork := procwatch.NetworkNamespace()
 	if err == nil && noNetwork == nil {
@@ -135,13 +135,13 @@ var homeOf = func(*Process) (name [len(bootstrap.ID{}.Home)]byte) {
 }
 
 // checkReach refuses an id whose server listens on loopback of another machine, or of another network namespace.
-func (p *Process) checkReach(id bootstrap.ID) error {
-	here := homeOf(p)
+func checkReach(id bootstrap.ID) error {
+	here := homeOf()
 	unknown := here == [len(here)]byte{} || id.Home == [len(here)]byte{}
 	if unknown || id.Home == here || !allLoopback(id.Addresses) {
 		return nil
 	}
-	return fmt.Errorf("the unique id was made on another machine, or in another network namespace, by a process that listens on loopback only: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process, so that it listens at an address that leads to it from all ranks")
+	return errors.New("the unique id was made on another machine, or in another network namespace, by a process that listens on loopback only: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process, so that it listens at an address that leads to it from all ranks")
 }
 
 func allLoopback(list []netip.Addr) bool {
@@ -265,7 +265,7 @@ func (p *Process) joinAt(ctx context.Context, id bootstrap.ID, job []byte, serve
 	if err != nil {
 		return nil, err
 	}
-	if err := p.checkReach(id); err != nil {
+	if err := checkReach(id); err != nil {
 		return nil, fmt.Errorf("sagecomm: group %q: rank %d of %d: %w", c.Name, c.Rank, c.Size, err)
 	}
 	at, err := p.endpoint(settings, id.Addresses)

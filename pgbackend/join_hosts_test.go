@@ -157,24 +157,25 @@ func TestRefusedJoinsOverHosts(t *testing.T) {
 // An id that was made on another machine by a process which listens on loopback is refused before anything is dialed:
 // another process may listen there.
 func TestIDsOfOtherMachines(t *testing.T) {
-	here, _ := Get().newID(options{"socket_ifname": "lo"}, nil)
-	require.Equal(t, homeOf(Get()), here.Home)
+	here, err := Get().newID(options{"socket_ifname": "lo"}, nil)
+	require.NoError(t, err)
+	require.Equal(t, homeOf(), here.Home)
 	elsewhere := here
 	elsewhere.Home[0] ^= 1
 	text := elsewhere.Encode()
-	_, err := Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout}})
+	_, err = Get().Join([]Join{{ID: text[:], Size: 1, Timeout: opTimeout}})
 	require.ErrorContains(t, err, "the unique id was made on another machine, or in another network namespace, by a process that listens on loopback only: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR")
 	unknown := elsewhere
 	unknown.Home = [len(unknown.Home)]byte{}
 	reached := elsewhere
 	reached.Addresses = []netip.Addr{netip.MustParseAddr("10.1.2.3")}
 	for _, id := range []bootstrap.ID{here, unknown, reached} {
-		require.NoError(t, Get().checkReach(id))
+		require.NoError(t, checkReach(id))
 	}
 	real := homeOf
-	homeOf = func(*Process) [len(here.Home)]byte { return [len(here.Home)]byte{} }
+	homeOf = func() [len(here.Home)]byte { return [len(here.Home)]byte{} }
 	defer func() { homeOf = real }()
-	require.NoError(t, Get().checkReach(elsewhere))
+	require.NoError(t, checkReach(elsewhere))
 }
 
 // A process at which ranks of other machines cannot meet serves no group of theirs.
