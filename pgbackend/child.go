@@ -198,12 +198,12 @@ func (g *Group) checkServer(members []int) error {
 	if at == nil || len(at.Addresses) == 0 {
 		return errors.New("it has no server")
 	}
-	if !allLoopback(at.Addresses) {
+	if !bootstrap.AllLoopback(at.Addresses) {
 		return nil
 	}
 	for _, rank := range members {
 		if onOtherMachine(&g.members[first], &g.members[rank]) {
-			return fmt.Errorf("its process listens for unique ids on loopback only, and %s is on another machine or in another network namespace: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR on all ranks, before they make or join any group", g.who(rank))
+			return fmt.Errorf("its process listens for unique ids on loopback only, and %s is on another machine or in another network namespace: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process", g.who(rank))
 		}
 	}
 	return nil

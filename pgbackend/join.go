@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -138,14 +137,10 @@ var homeOf = func() (name [len(bootstrap.ID{}.Home)]byte) {
 func checkReach(id bootstrap.ID) error {
 	here := homeOf()
 	unknown := here == [len(here)]byte{} || id.Home == [len(here)]byte{}
-	if unknown || id.Home == here || !allLoopback(id.Addresses) {
+	if unknown || id.Home == here || !bootstrap.AllLoopback(id.Addresses) {
 		return nil
 	}
 	return errors.New("the unique id was made on another machine, or in another network namespace, by a process that listens on loopback only: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process, so that it listens at an address that leads to it from all ranks")
-}
-
-func allLoopback(list []netip.Addr) bool {
-	return !slices.ContainsFunc(list, func(a netip.Addr) bool { return !a.IsLoopback() })
 }
 
 // endpoint returns where the server of this process is to listen: where a setting says, else at the address that leads
@@ -153,7 +148,7 @@ func allLoopback(list []netip.Addr) bool {
 // of none, and opens no port to other hosts unasked. elsewhere are addresses of such a process, as of the server of the
 // id at which this one joins.
 func (p *Process) endpoint(settings *env.Settings, elsewhere []netip.Addr) (e bootstrap.Endpoint, err error) {
-	e.Of = "the ranks of a unique id"
+	e.Of, e.Beyond = "the ranks of a unique id", !bootstrap.AllLoopback(elsewhere)
 	if ports := env.PortRange.Get(settings); ports.Given {
 		e.First, e.Last = ports.Value.First, ports.Value.Last
 	}
@@ -191,7 +186,7 @@ func (p *Process) towardsMaster() []netip.Addr {
 // towards is towardsMaster, and where that is loopback the address of this host that leads elsewhere.
 func (p *Process) towards(elsewhere []netip.Addr) []netip.Addr {
 	master := p.towardsMaster()
-	if !allLoopback(master) {
+	if !bootstrap.AllLoopback(master) {
 		return master
 	}
 	for _, a := range elsewhere {

@@ -300,7 +300,7 @@ func TestCancelledWhileLinksAreMade(t *testing.T) {
 	real := advertisedTo
 	advertisedTo = func(*member, *member) bool { return true }
 	t.Cleanup(func() { advertisedTo = real })
-	list := joinsOnHosts(t, "01", options{"advertise": "192.0.2.1"}) // where nobody is (RFC 5737)
+	list := joinsOnHosts(t, "01", options{"advertise": "198.51.100.1"}) // where nobody is (RFC 5737)
 	ctx, cancel := context.WithCancel(t.Context())
 	ends := make(chan error, len(list))
 	for i := range list {
