@@ -224,10 +224,12 @@ func TestWhereRanksOfAnIDListen(t *testing.T) {
 		}
 		e, err := Get().endpoint(settings, list)
 		require.NoError(t, err)
+		require.Equal(t, len(list) > 0 && !list[0].IsLoopback(), e.Beyond)
 		return e.Find()
 	}
 	t.Setenv("MASTER_ADDR", "")
 	require.Equal(t, bootstrap.Loopback, find())
+	require.Equal(t, bootstrap.Loopback, find("127.0.0.1"))
 	require.Equal(t, bootstrap.Loopback, find("10.7.7.7"))
 	require.Equal(t, []netip.Addr{own}, find("10.7.7.7", "10.1.2.9"))
 	e, err := Get().linkEndpoint(settings, true, []netip.Addr{netip.MustParseAddr("10.1.2.9")})

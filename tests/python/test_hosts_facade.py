@@ -59,8 +59,9 @@ def derived(unique_id: bytes, rank: int, size: int) -> None:
     library.call("ncclCommDestroy", comm)
 
 
-def test_groups_that_are_split_off() -> None:
-    in_processes(derived, unique_id, 4, environments=on_hosts((2, 2)))
+@pytest.mark.parametrize("sizes", quickly([(1, 1)], [(1, 1), (2, 2)]), ids=str)
+def test_groups_that_are_split_off(sizes: tuple[int, ...]) -> None:
+    in_processes(derived, unique_id, sum(sizes), environments=on_hosts(sizes))
 
 
 def killed(folder: str, dying: int, unique_id: bytes, rank: int, size: int) -> None:
@@ -138,6 +139,29 @@ def test_a_maker_of_the_id_that_is_killed_in_a_network(tmp_path: Path) -> None:
         environments = in_namespaces(network, (1, 1, 1), {"SAGECOMM_SOCKET_IFNAME": "eth0"})
         of_the_job = partial(killed, str(tmp_path), 0)
         in_processes(of_the_job, unique_id, 3, signal.SIGKILL, environments=environments, dying=0)
+
+
+def beside_a_local_one(unique_id: bytes, rank: int, size: int) -> None:
+    """A group of this host is there already, for which the process listens on loopback. The one that is split off from
+    the other one has its first rank here."""
+    library = Library()
+    local = library.communicator(1, library.unique_id(), 0) if rank > 0 else None
+    comm = library.communicator(size, unique_id, rank)
+    part = library.split(comm, 0, -rank)
+    total(library, part, size)
+    library.call("ncclCommDestroy", part)
+    library.call("ncclCommDestroy", comm)
+    if local:
+        total(library, local, 1)
+        library.call("ncclCommDestroy", local)
+
+
+@needs_network
+@pytest.mark.long
+def test_a_group_of_one_host_before_one_of_two() -> None:
+    with Network(2) as network:
+        environments = in_namespaces(network, (1, 1), {"SAGECOMM_SOCKET_IFNAME": "eth0"})
+        in_processes(beside_a_local_one, unique_id, 2, environments=environments)
 
 
 def refused(unique_id: bytes, rank: int, size: int) -> None:
