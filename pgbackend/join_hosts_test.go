@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -351,4 +352,38 @@ func TestDestroyAtAnIDWaitsForPeers(t *testing.T) {
 	done, f := work.Wait(0)
 	require.True(t, done)
 	require.Nil(t, f)
+}
+
+// A group that is shrunk has the secret of the job with which its parent met, also in its links: the file may be gone.
+func TestShrinkWithoutTheFileOfTheSecret(t *testing.T) {
+	path := writeSecret(t, "0123456789abcdef")
+	more := options{"secret_file": path}
+	list := joinsOnHosts(t, "012", more)
+	id, err := Get().newID(more, nil)
+	require.NoError(t, err)
+	text := id.Encode()
+	for rank := range list {
+		list[rank].ID = text[:]
+	}
+	groups, err := Get().Join(list)
+	require.NoError(t, err)
+	defer destroyAll(groups)
+	require.NoError(t, os.Remove(path))
+	rest, err := Get().Shrink(children(groups[1:], func(int) Child { return Child{LeftOut: []int{0}} }))
+	require.NoError(t, err)
+	defer destroyAll(rest)
+	(&world{t, rest}).each(func(g *Group) error { return asError(sum(g, 1000)) })
+}
+
+// Links that are made at first need have the secret of the id as well.
+func TestLinksAtFirstNeedAtAnID(t *testing.T) {
+	real := allWatch
+	allWatch = 2
+	defer func() { allWatch = real }()
+	w := joinedOnHosts(t, "012345", nil)
+	require.True(t, w.groups[0].links.sparse)
+	w.each(func(g *Group) error { return g.try(transfer{coll.AllToAll, 0, 1, equalLength(1000)}, coll.Op{}) })
+	cutLast(t, w, 1000)
+	w.destroy()
+	requireNoNetworks(t)
 }
