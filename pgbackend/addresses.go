@@ -53,7 +53,7 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 		shared.advertise = env.Advertise.Get(g.settings)
 	}
 	l := &groupLinks{number: g.members[0].Number, pairs: make([]*shadow.Pair, g.size), lost: make([]atomic.Pointer[error], g.size), making: true}
-	job, err := jobSecret(g.settings)
+	job, err := g.jobSecret()
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (g *Group) openLinks(store bootstrap.Store, key string) ([]byte, error) {
 			return nil, nil
 		}
 	}
-	if l.network, err = g.process.network(shared, g.size, secure.config, g.settings, find); err != nil {
+	if l.network, err = g.process.network(shared, g.size, secure.config, g.settings, g.elsewhere(), find); err != nil {
 		return nil, err
 	}
 	g.links = l
@@ -135,9 +135,9 @@ func (p *Process) betweenMachines() []netip.Addr {
 var warnOfInterfaces = func(text string) { observe.Warn("%s", text) }
 
 // linkEndpoint returns where this process is to listen for links. machines: loopback does not lead to all other
-// processes.
-func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstrap.Endpoint, err error) {
-	if e, err = p.endpoint(settings); err != nil {
+// processes. elsewhere is as for endpoint.
+func (p *Process) linkEndpoint(settings *env.Settings, machines bool, elsewhere []netip.Addr) (e bootstrap.Endpoint, err error) {
+	if e, err = p.endpoint(settings, elsewhere); err != nil {
 		return e, err
 	}
 	e.Of = "links to other hosts"
@@ -147,7 +147,7 @@ func (p *Process) linkEndpoint(settings *env.Settings, machines bool) (e bootstr
 		e.Find, e.Addresses = nil, bootstrap.Loopback
 	default:
 		e.Find = func() []netip.Addr {
-			towards := p.towardsMaster()
+			towards := p.towards(elsewhere)
 			if !slices.ContainsFunc(towards, netip.Addr.IsLoopback) {
 				return towards
 			}

@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,9 +53,13 @@ type place struct {
 
 // invitation is what the first rank of a new group tells the others of a split.
 type invitation struct {
-	ID  []byte `json:"id,omitempty"`
-	Why string `json:"why,omitempty"` // there is no id
+	ID    []byte `json:"id,omitempty"`
+	Nonce []byte `json:"nonce,omitempty"` // the id is derived with it from that of the parent
+	Why   string `json:"why,omitempty"`   // there is no id
 }
+
+// nonceBytes is the length of a nonce.
+const nonceBytes = 16
 
 // Split makes a group of the ranks of a parent that have the same color, in the order of their keys, and of their ranks
 // in the parent where keys are equal. All ranks of the parent call it. A rank with a color below 0 takes part in the
@@ -100,12 +105,7 @@ func (p *Process) split(c Child) (*Group, error) {
 	members := c.members(places)
 	var mineNext invitation
 	if len(members) > 0 && members[0] == g.rank {
-		id, err := p.newID(c.options())
-		if text := id.Encode(); err == nil {
-			mineNext.ID = text[:]
-		} else {
-			mineNext.Why = err.Error()
-		}
+		mineNext = p.invite(c)
 	}
 	if mine, err = json.Marshal(mineNext); err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (p *Process) split(c Child) (*Group, error) {
 		return nil, nil
 	}
 	first := members[0]
-	id, err := readInvitation(all[first])
+	id, err := g.invited(members, all[first])
 	if err != nil {
 		return nil, fmt.Errorf("sagecomm: group %q: split: %s cannot serve the new group: %w", g.name, g.who(first), err)
 	}
@@ -140,13 +140,73 @@ func readPlaces(all [][]byte) (places []place, wrong int, err error) {
 	return places, 0, nil
 }
 
-// readInvitation returns the id at which a new group meets.
-func readInvitation(text []byte) (id bootstrap.ID, err error) {
+// invite makes the id at which a new group meets, which this process serves. Between hosts the invitation may cross a
+// network that others read. So where the parent has met at an id, no secret is in it: the new id is derived.
+func (p *Process) invite(c Child) (told invitation) {
+	g := c.Parent
+	if !g.life.acquire() {
+		return invitation{Why: destroyed(g.name).Message}
+	}
+	defer g.life.release()
+	if g.birth == nil {
+		id, err := p.newID(c.options(), g.elsewhere())
+		if err != nil {
+			return invitation{Why: err.Error()}
+		}
+		text := id.Encode()
+		return invitation{ID: text[:]}
+	}
+	job, err := jobSecretOf(c.options())
+	if err != nil {
+		return invitation{Why: err.Error()}
+	}
+	told.Nonce = make([]byte, nonceBytes)
+	_, _ = rand.Read(told.Nonce) // it does not fail
+	p.server.Serve(g.derivedID(told.Nonce, g.rank), job)
+	return told
+}
+
+// derivedID returns the id at which a group that is split off meets, at the process of its first rank.
+func (g *Group) derivedID(nonce []byte, first int) bootstrap.ID {
+	at := g.members[first].Listener
+	return g.birth.id.Derive(fmt.Sprintf("split %x", nonce), at.Addresses, at.Port)
+}
+
+// invited reads what the first of the members of a new group has told: it returns the id at which they meet.
+func (g *Group) invited(members []int, text []byte) (id bootstrap.ID, err error) {
 	var told invitation
 	if err := json.Unmarshal(text, &told); err != nil || told.Why != "" {
 		return id, errors.New(cmp.Or(told.Why, "its answer is unreadable"))
 	}
-	return bootstrap.ParseID(told.ID)
+	if g.birth == nil {
+		return bootstrap.ParseID(told.ID)
+	}
+	if err := g.checkServer(members); err != nil {
+		return id, err
+	}
+	if len(told.Nonce) != nonceBytes {
+		return id, errors.New("its answer is unreadable")
+	}
+	return g.derivedID(told.Nonce, members[0]), nil
+}
+
+// checkServer refuses members of a new group that do not reach the server of the first one, at which they are to meet.
+// All of them return the same. Requires: the group has met at a unique id.
+func (g *Group) checkServer(members []int) error {
+	first := members[0]
+	at := g.members[first].Listener
+	if at == nil || len(at.Addresses) == 0 {
+		return errors.New("it has no server")
+	}
+	if !bootstrap.AllLoopback(at.Addresses) {
+		return nil
+	}
+	for _, rank := range members {
+		if onOtherMachine(&g.members[first], &g.members[rank]) {
+			return fmt.Errorf("its process listens for unique ids on loopback only, and %s is on another machine or in another network namespace: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process", g.who(rank))
+		}
+	}
+	return nil
 }
 
 // members returns the ranks of the parent that form the group of this rank, in the order of their ranks there.
@@ -282,10 +342,10 @@ func (p *Process) planMembers(c Child, refuse refusal) (at shrinkPlan, err error
 
 // serveShrink completes a plan, and serves its id if this rank is the first one of the new group.
 func (p *Process) serveShrink(g *Group, at shrinkPlan, refuse refusal) (shrinkPlan, error) {
-	first := g.members[at.members[0]].Listener
-	if first == nil {
-		return refuse("%s has no server", g.who(at.members[0]))
+	if err := g.checkServer(at.members); err != nil {
+		return refuse("the new group meets at %s: %v", g.who(at.members[0]), err)
 	}
+	first := g.members[at.members[0]].Listener
 	at.job = g.birth.job
 	at.name = fmt.Sprintf("%s, group %d", at.text, g.shrinksOf(at.text))
 	at.id = g.birth.id.Derive(at.name, first.Addresses, first.Port)

@@ -344,10 +344,16 @@ func FuzzColors(f *testing.F) {
 		told, err := json.Marshal(invitation{ID: id[:]})
 		require.NoError(f, err)
 		f.Add(text, text, int64(one.Color), told)
+		told, err = json.Marshal(invitation{Nonce: make([]byte, nonceBytes)})
+		require.NoError(f, err)
+		f.Add(text, text, int64(one.Color), told)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte, color int64, invited []byte) {
-		if id, err := readInvitation(invited); err == nil {
-			require.NotEmpty(t, id.Addresses)
+		for _, parent := range []*Group{{}, {birth: &birth{}, members: []member{{Listener: &listener{bootstrap.Loopback, 1}}}}} {
+			if id, err := parent.invited([]int{0}, invited); err == nil {
+				require.NotEmpty(t, id.Addresses)
+				require.NotZero(t, id.Secret)
+			}
 		}
 		mine, err := json.Marshal(place{Color: int(color)})
 		require.NoError(t, err)

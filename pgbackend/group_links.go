@@ -96,7 +96,11 @@ func (g *Group) warnOfLinks() {
 		return
 	}
 	secret := ""
-	if !g.members[0].HasSecret {
+	switch {
+	case g.members[0].HasSecret:
+	case g.birth != nil:
+		secret = "; their secret is made of the unique id: whoever has read that on its way to the ranks can join the job, unless SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set"
+	default:
 		secret = "; rank 0 has made their secret and put it into the store: it keeps out strangers who cannot read the store, " +
 			"and whoever can read it can join the job, unless SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set"
 	}

@@ -42,9 +42,6 @@ func (g *Group) checkHosts() error {
 	if !g.apart() {
 		return nil
 	}
-	if g.birth != nil {
-		return fmt.Errorf("a group that meets at a unique id has all ranks on one host, and %s and %s are on two; make it with a store, as init_process_group does, or unset SAGECOMM_HOSTID where both are on one machine", g.who(0), g.who(g.hosts[1][0]))
-	}
 	if with, without, differ := g.differ(func(m *member) bool { return m.HasSecret }); differ {
 		return fmt.Errorf("SAGECOMM_SECRET_FILE or SAGECOMM_SECRET is set on rank %d and not on rank %d, and the ranks are on several hosts: set it on all ranks, or on none", with, without)
 	}

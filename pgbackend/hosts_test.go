@@ -938,7 +938,7 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.True(t, g.machines())
 	settings, err := env.Resolve(nil, nil)
 	require.NoError(t, err)
-	at, err := Get().linkEndpoint(settings, false)
+	at, err := Get().linkEndpoint(settings, false, nil)
 	require.NoError(t, err)
 	require.Equal(t, bootstrap.Loopback, at.Addresses)
 	require.Nil(t, at.Find)
@@ -961,6 +961,6 @@ func TestLinksBetweenMachines(t *testing.T) {
 	require.Len(t, warned, 1)
 	settings, err = env.Resolve(nil, map[string]string{"socket_ifname": "lo"})
 	require.NoError(t, err)
-	_, err = Get().network(networkKey{host: "test", machines: true, data: 1}, 2, nil, settings, nil)
+	_, err = Get().network(networkKey{host: "test", machines: true, data: 1}, 2, nil, settings, nil, nil)
 	require.ErrorContains(t, err, "set SAGECOMM_SOCKET_IFNAME to a network that joins them")
 }

@@ -2,6 +2,9 @@ package pgbackend
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -13,11 +16,13 @@ import (
 	"sagecomm/internal/coll"
 	"sagecomm/internal/env"
 	"sagecomm/internal/observe"
+	"sagecomm/internal/procwatch"
 	"sagecomm/internal/runner"
 )
 
 // This file makes groups by unique ids, for callers without a store. The process that makes an id serves the store of
-// the id over TCP. docs/security.md has what a stranger may do there.
+// the id over TCP: until all ranks have met, and to members of the verdict on a group over several hosts as long as they
+// want it. docs/security.md has what a stranger may do there.
 
 // Join describes one rank of a group that meets at a unique id.
 type Join struct {
@@ -89,14 +94,15 @@ type listener struct {
 
 // UniqueID returns a new id, whose store this process serves. No rank has to be in this process.
 func (p *Process) UniqueID() (out [bootstrap.IDBytes]byte, err error) {
-	id, err := p.newID(nil)
+	id, err := p.newID(nil, nil)
 	if err != nil {
 		return out, err
 	}
 	return id.Encode(), nil
 }
 
-func (p *Process) newID(options map[string]string) (id bootstrap.ID, err error) {
+// newID returns a new id. elsewhere are addresses at which its ranks are; nil: they are not known.
+func (p *Process) newID(options map[string]string, elsewhere []netip.Addr) (id bootstrap.ID, err error) {
 	settings, err := env.Resolve(runner.Environ(), options)
 	if err != nil {
 		return id, err
@@ -105,17 +111,44 @@ func (p *Process) newID(options map[string]string) (id bootstrap.ID, err error) 
 	if err != nil {
 		return id, err
 	}
-	at, err := p.endpoint(settings)
+	at, err := p.endpoint(settings, elsewhere)
 	if err != nil {
 		return id, err
 	}
-	return p.server.NewID(at, job)
+	if id, err = p.server.NewID(at, job); err == nil {
+		id.Home = homeOf()
+	}
+	return id, err
 }
 
-// endpoint returns where the server of this process is to listen. Without a setting and without MASTER_ADDR it is
-// loopback, because the ranks of a group share memory.
-func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err error) {
-	e.Of = "the ranks of a unique id"
+// homeOf names the machine and the network namespace of this process: processes with one name reach each other over
+// loopback. It is zero where the system does not tell. Tests replace it.
+var homeOf = func() (name [len(bootstrap.ID{}.Home)]byte) {
+	boot, err := procwatch.BootID()
+	network, noNetwork := procwatch.NetworkNamespace()
+	if err == nil && noNetwork == nil {
+		sum := sha256.Sum256(binary.BigEndian.AppendUint64([]byte(boot), network))
+		copy(name[:], sum[:])
+	}
+	return name
+}
+
+// checkReach refuses an id whose server listens on loopback of another machine, or of another network namespace.
+func checkReach(id bootstrap.ID) error {
+	here := homeOf()
+	unknown := here == [len(here)]byte{} || id.Home == [len(here)]byte{}
+	if unknown || id.Home == here || !bootstrap.AllLoopback(id.Addresses) {
+		return nil
+	}
+	return errors.New("the unique id was made on another machine, or in another network namespace, by a process that listens on loopback only: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process, so that it listens at an address that leads to it from all ranks")
+}
+
+// endpoint returns where the server of this process is to listen: where a setting says, else at the address that leads
+// to MASTER_ADDR, else at that which leads to a process of the group elsewhere, else at loopback. Who makes an id knows
+// of none, and opens no port to other hosts unasked. elsewhere are addresses of such a process, as of the server of the
+// id at which this one joins.
+func (p *Process) endpoint(settings *env.Settings, elsewhere []netip.Addr) (e bootstrap.Endpoint, err error) {
+	e.Of, e.Beyond = "the ranks of a unique id", !bootstrap.AllLoopback(elsewhere)
 	if ports := env.PortRange.Get(settings); ports.Given {
 		e.First, e.Last = ports.Value.First, ports.Value.Last
 	}
@@ -123,7 +156,7 @@ func (p *Process) endpoint(settings *env.Settings) (e bootstrap.Endpoint, err er
 		e.Addresses, err = bootstrap.AddressesOf(chosen.Value)
 		return e, err
 	}
-	e.Find = p.towardsMaster
+	e.Find = func() []netip.Addr { return p.towards(elsewhere) }
 	return e, nil
 }
 
@@ -141,13 +174,27 @@ func (p *Process) towardsMaster() []netip.Addr {
 		a, err := towards(master)
 		if err != nil {
 			p.unrouted.Do(func() {
-				observe.Warn("no interface leads to MASTER_ADDR=%s, so the store of unique ids listens on loopback, and links at the first interface that joins machines: %v", master, err)
+				observe.Warn("no interface leads to MASTER_ADDR=%s, so the store of unique ids listens on loopback, or where the one does at which this process joins, and links there or at the first interface that joins machines: %v", master, err)
 			})
 			break
 		}
 		return []netip.Addr{a}
 	}
 	return bootstrap.Loopback
+}
+
+// towards is towardsMaster, and where that is loopback the address of this host that leads elsewhere.
+func (p *Process) towards(elsewhere []netip.Addr) []netip.Addr {
+	master := p.towardsMaster()
+	if !bootstrap.AllLoopback(master) {
+		return master
+	}
+	for _, a := range elsewhere {
+		if own, err := towards(a.String()); err == nil && !own.IsLoopback() {
+			return []netip.Addr{own}
+		}
+	}
+	return master
 }
 
 // Join makes the groups of ranks of this process, at the same time. If one is not made, none is.
@@ -167,15 +214,40 @@ func (p *Process) Join(joins []Join) ([]*Group, error) {
 
 // joinWithSecret makes a group that meets at an id, with the secret that the settings name.
 func (p *Process) joinWithSecret(ctx context.Context, id bootstrap.ID, c Config) (*Group, error) {
-	settings, err := env.Resolve(runner.Environ(), c.Options)
-	if err != nil {
-		return nil, err
-	}
-	job, err := jobSecret(settings)
+	job, err := jobSecretOf(c.Options)
 	if err != nil {
 		return nil, err
 	}
 	return p.joinAt(ctx, id, job, nil, c)
+}
+
+// jobSecretOf returns the secret of the job that options name, nil without one.
+func jobSecretOf(options map[string]string) ([]byte, error) {
+	settings, err := env.Resolve(runner.Environ(), options)
+	if err != nil {
+		return nil, err
+	}
+	return jobSecret(settings)
+}
+
+// elsewhere returns addresses of a process of the group elsewhere: where it has met at an id, those of the server of the
+// id, else, of a group over several hosts that is made, those of a process on another host. nil: none is known.
+func (g *Group) elsewhere() (list []netip.Addr) {
+	if g.birth != nil {
+		return g.birth.id.Addresses
+	}
+	if g.links == nil {
+		return nil
+	}
+	for _, p := range g.links.processes {
+		if g.isRemote(p.ranks[0]) {
+			for _, at := range p.at.At {
+				list = append(list, at.Addr())
+			}
+			return list
+		}
+	}
+	return nil
 }
 
 // joinAt makes a group that meets at an id. job is the secret of the job, nil without one. If a rank serves the id and
@@ -188,7 +260,10 @@ func (p *Process) joinAt(ctx context.Context, id bootstrap.ID, job []byte, serve
 	if err != nil {
 		return nil, err
 	}
-	at, err := p.endpoint(settings)
+	if err := checkReach(id); err != nil {
+		return nil, fmt.Errorf("sagecomm: group %q: rank %d of %d: %w", c.Name, c.Rank, c.Size, err)
+	}
+	at, err := p.endpoint(settings, id.Addresses)
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +311,7 @@ func (p *Process) meetAt(ctx context.Context, server fmt.Stringer, c Config, set
 	}
 	defer store.Close()
 	defer context.AfterFunc(ctx, func() { store.End(ended) })()
-	c.Store = store
+	c.Store, c.Lasting = store, store
 	g, err := p.Create(c)
 	if err != nil && ctx.Err() != nil {
 		return nil, ended

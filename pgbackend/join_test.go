@@ -454,7 +454,7 @@ func TestSecretOfTheJob(t *testing.T) {
 	short := filepath.Join(t.TempDir(), "short")
 	require.NoError(t, os.WriteFile(short, []byte("0123\n"), 0o600))
 	options := func(path string) map[string]string { return map[string]string{"secret_file": path} }
-	id, err := Get().newID(options(secret))
+	id, err := Get().newID(options(secret), nil)
 	require.NoError(t, err)
 	text := id.Encode()
 	for path, want := range map[string]string{"": "does not accept the secret", other: "does not accept the secret", short: "expected 16 to 4096", secret + "x": "no such file"} {
@@ -466,9 +466,9 @@ func TestSecretOfTheJob(t *testing.T) {
 	defer destroyAll(groups)
 	_, err = Get().Join([]Join{{ID: text[:], Rank: 1, Size: 2, Timeout: opTimeout, Options: map[string]string{"secret": "0123456789abcdeg"}}})
 	require.ErrorContains(t, err, "does not accept the secret")
-	_, err = Get().newID(map[string]string{"secret": "0123"})
+	_, err = Get().newID(map[string]string{"secret": "0123"}, nil)
 	require.ErrorContains(t, err, "SAGECOMM_SECRET: holds a secret of 4 bytes: expected 16 to 4096")
-	_, err = Get().newID(map[string]string{"secret": "0123456789abcdef", "secret_file": secret})
+	_, err = Get().newID(map[string]string{"secret": "0123456789abcdef", "secret_file": secret}, nil)
 	require.ErrorContains(t, err, "SAGECOMM_SECRET_FILE and SAGECOMM_SECRET are both set: set one of them")
 	require.NoError(t, os.Remove(secret)) // a shrink uses the parent's
 	rest, err := Get().Shrink([]Child{{Parent: groups[0], Name: "rest"}})

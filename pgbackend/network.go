@@ -100,13 +100,13 @@ func newNetworks() networks {
 
 // network returns the links of this process for a group of so many ranks that is being made, which gives them back by
 // made and leaveNetwork. secure is nil where they are not encrypted. await calls what finds the address of this
-// process, which may ask a name server, and returns early where the caller cannot wait.
-func (p *Process) network(key networkKey, ranks int, secure *tls.Config, settings *env.Settings, await func(func() []netip.Addr) ([]netip.Addr, error)) (*network, error) {
+// process, which may ask a name server, and returns early where the caller cannot wait. elsewhere is as for endpoint.
+func (p *Process) network(key networkKey, ranks int, secure *tls.Config, settings *env.Settings, elsewhere []netip.Addr, await func(func() []netip.Addr) ([]netip.Addr, error)) (*network, error) {
 	all := &p.networks
 	if n := all.use(key, ranks); n != nil {
 		return n, nil
 	}
-	at, err := p.linkEndpoint(settings, key.machines)
+	at, err := p.linkEndpoint(settings, key.machines, elsewhere)
 	if err != nil {
 		return nil, err
 	}

@@ -233,7 +233,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 // draw adds what links between hosts begin with. Only that of rank 0 counts.
 func (m *member) draw(g *Group) {
 	m.Network, _ = procwatch.NetworkNamespace() // 0 without /proc: then all are taken to be in one
-	m.HasSecret = hasJobSecret(g.settings)
+	m.HasSecret = g.hasJobSecret()
 	m.Encrypts = wantsEncryption(g.settings)
 	if g.rank != 0 || g.size == 1 {
 		return
@@ -241,7 +241,7 @@ func (m *member) draw(g *Group) {
 	var number [8]byte
 	_, _ = rand.Read(number[:]) // it does not fail
 	m.Number = binary.LittleEndian.Uint64(number[:])
-	if !m.HasSecret {
+	if !m.HasSecret && g.birth == nil {
 		m.Secret = make([]byte, len(handshake.Key{}))
 		_, _ = rand.Read(m.Secret)
 	}
@@ -267,6 +267,10 @@ func (g *Group) introduce(all [][]byte) error {
 		}
 	}
 	g.members, g.secret, members[0].Secret = members, members[0].Secret, nil
+	if g.birth != nil { // all ranks can make the secret, so it crosses no network
+		secret := g.birth.id.LinkSecret(members[0].Number)
+		g.secret = secret[:]
+	}
 	g.findHosts()
 	if err := g.checkHosts(); err != nil {
 		g.final = true

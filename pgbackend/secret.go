@@ -23,6 +23,23 @@ func hasJobSecret(settings *env.Settings) bool {
 	return env.SecretFile.Get(settings) != "" || env.Secret.Get(settings) != ""
 }
 
+// jobSecret returns the secret of the job that protects the group, nil without one. That of a group that met at a unique
+// id is the one with which it met: the file may be gone by now.
+func (g *Group) jobSecret() ([]byte, error) {
+	if g.birth != nil {
+		return g.birth.job, nil
+	}
+	return jobSecret(g.settings)
+}
+
+// hasJobSecret reports whether jobSecret returns one, or why it cannot be read.
+func (g *Group) hasJobSecret() bool {
+	if g.birth != nil {
+		return g.birth.job != nil
+	}
+	return hasJobSecret(g.settings)
+}
+
 // jobSecret returns the secret of SAGECOMM_SECRET_FILE or SAGECOMM_SECRET, nil without the setting.
 func jobSecret(settings *env.Settings) ([]byte, error) {
 	path, text, where := env.SecretFile.Get(settings), []byte(env.Secret.Get(settings)), "SAGECOMM_SECRET:"

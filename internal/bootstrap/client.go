@@ -19,6 +19,8 @@ type TCPStore struct {
 	server netip.AddrPort
 	space  [spaceBytes]byte
 	key    [sha256.Size]byte
+	ctx    context.Context // its end ends connections that are being made
+	cancel context.CancelFunc
 
 	mu     sync.Mutex
 	free   []*session
@@ -26,7 +28,10 @@ type TCPStore struct {
 	broken error // why no call can be made any more
 }
 
-var _ ManyGetter = (*TCPStore)(nil)
+var (
+	_ ManyGetter = (*TCPStore)(nil)
+	_ Lasting    = (*TCPStore)(nil)
+)
 
 const (
 	// dialTimeout is how long a server is tried that does not answer. It was there when it made the id.
@@ -57,7 +62,7 @@ func Dial(ctx context.Context, id ID, job []byte, deadline time.Time, late bool)
 			at := netip.AddrPortFrom(a, id.Port)
 			s, err := dial(ctx, at, id.Space, key, deadline)
 			if err == nil {
-				return &TCPStore{server: at, space: id.Space, key: key, free: []*session{s}, all: []*session{s}}, nil
+				return newTCPStore(at, id.Space, key, s), nil
 			}
 			if errors.Is(err, errRefused) && !late {
 				if refusals++; refusals == mostRefusals {
@@ -75,6 +80,12 @@ func Dial(ctx context.Context, id ID, job []byte, deadline time.Time, late bool)
 		case <-time.After(pause):
 		}
 	}
+}
+
+func newTCPStore(server netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, s *session) *TCPStore {
+	t := &TCPStore{server: server, space: space, key: key, free: []*session{s}, all: []*session{s}}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	return t
 }
 
 func dial(ctx context.Context, at netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time) (*session, error) {
@@ -111,10 +122,16 @@ func (t *TCPStore) end(why error) error {
 	if t.broken == nil {
 		t.broken = why
 	}
+	t.cancel()
 	for _, s := range t.all {
 		_ = s.Close()
 	}
 	return t.broken
+}
+
+// dial makes one more connection.
+func (t *TCPStore) dial() (*session, error) {
+	return dial(t.ctx, t.server, t.space, t.key, time.Now().Add(handshake.Timeout))
 }
 
 // take returns a connection that no other call uses.
@@ -130,7 +147,7 @@ func (t *TCPStore) take() (*session, error) {
 		return s, nil
 	}
 	t.mu.Unlock()
-	s, err := dial(context.Background(), t.server, t.space, t.key, time.Now().Add(handshake.Timeout))
+	s, err := t.dial()
 	if err != nil {
 		return nil, err
 	}
@@ -177,11 +194,49 @@ func (t *TCPStore) GetMany(keys []string, timeout time.Duration) ([][]byte, erro
 	}
 }
 
-// Leave tells the server that this rank needs the store no longer. The server drops the key space when all ranks have
-// said so.
+// Leave tells the server that this rank has met the others. When all ranks have said so, the server drops what they have
+// told each other, and takes no further connections for this store. Claimers go on.
 func (t *TCPStore) Leave(ranks int) error {
 	_, err := t.ask(request{ask: askLeave, ranks: ranks})
 	return err
+}
+
+// Last implements [Lasting]. A claimer has a connection of its own. The server keeps what was claimed until the last one
+// has ended, by Release or with its process.
+func (t *TCPStore) Last() (Claimer, error) {
+	s, err := t.dial()
+	if err != nil {
+		return nil, fmt.Errorf("no further connection to the store at %v: %w", t.server, err)
+	}
+	c := &claimer{session: s, server: t.server}
+	return Counted(c.claim, func() { _ = s.Close() }), nil
+}
+
+// claimer is the connection of a [Claimer] to the server of an id.
+type claimer struct {
+	session *session
+	server  netip.AddrPort
+
+	turn sync.Mutex // held while a claim is answered
+}
+
+func (c *claimer) claim(key string, value []byte) ([]byte, error) {
+	frame, err := request{ask: askClaim, keys: []string{key}, value: value}.encode()
+	if err != nil {
+		return nil, err
+	}
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	values, err := exchangeFrames(c.session, frame, 1, 0)
+	var refused *refusal
+	switch {
+	case errors.As(err, &refused):
+		return nil, err
+	case err != nil:
+		_ = c.session.Close() // the next claim must not take an answer that comes late
+		return nil, fmt.Errorf("the store at %v is lost with %w: %w", c.server, ErrGone, err)
+	}
+	return values[0], nil
 }
 
 // ask sends a request and returns the values of its answers.

@@ -18,11 +18,17 @@ type Endpoint struct {
 	Addresses   []netip.Addr        // most preferred first
 	Find        func() []netip.Addr // returns the addresses when listening begins; nil: they are Addresses
 	First, Last uint16              // range of ports; 0: any free one
+	Beyond      bool                // of a Server: where it listens on loopback only, it is to listen at these addresses as well
 	Of          string              // what is to listen, for errors
 }
 
 // Loopback are the addresses of a server whose ranks are all on its host.
 var Loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+
+// AllLoopback reports whether a list has addresses of loopback only.
+func AllLoopback(list []netip.Addr) bool {
+	return !slices.ContainsFunc(list, func(a netip.Addr) bool { return !a.IsLoopback() })
+}
 
 // Open opens one port at all addresses at which that is possible, loopback addresses of the other kind aside.
 func (e Endpoint) Open() (all []net.Listener, err error) {

@@ -2,8 +2,10 @@ package bootstrap
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -15,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/handshake"
 )
 
 // claims makes 100 claims at once and returns what all of them got.
@@ -50,7 +54,7 @@ func TestOneClaimWins(t *testing.T) {
 	for name, s := range map[string]interface {
 		Store
 		Lasting
-	}{"memory": NewMemStore(), "files": newFileStore(t)} {
+	}{"memory": NewMemStore(), "files": newFileStore(t), "server": dialed(t, newIDOf(t, newServer(t)))} {
 		t.Run(name, func(t *testing.T) {
 			const key = "a/b"
 			won := claims(t, s, key, "test")
@@ -212,4 +216,141 @@ func TestClaimWithoutLinks(t *testing.T) {
 	list, err := os.ReadDir(s.dir)
 	require.NoError(t, err)
 	require.Empty(t, list, "the temporary file stays")
+}
+
+// The server of an id decides claims as long as somebody has a claimer, also when all ranks have met and nothing listens
+// any more. What they told each other is gone by then, and so is everything when the last claimer has gone.
+func TestClaimsAtTheServerOfAnID(t *testing.T) {
+	s := newServer(t)
+	id := newIDOf(t, s)
+	s.mu.Lock()
+	space := s.spaces[id.Space]
+	s.mu.Unlock()
+	stores, claimers := make([]*TCPStore, 2), make([]Claimer, 2)
+	var err error
+	for i := range stores {
+		stores[i] = dialed(t, id)
+		claimers[i], err = stores[i].Last()
+		require.NoError(t, err)
+	}
+	require.NoError(t, stores[0].Set("told", make([]byte, 1000)))
+	early, err := claimers[1].Claim("early", []byte("by 1"))
+	require.NoError(t, err)
+	require.Equal(t, "by 1", string(early))
+	for _, store := range stores {
+		require.NoError(t, store.Leave(len(stores)))
+		store.Close()
+	}
+	require.Eventually(t, func() bool {
+		spaces, clients, _, listeners := s.counts()
+		return spaces == 0 && listeners == 0 && clients == 2
+	}, soon, time.Millisecond)
+	space.mu.Lock()
+	require.Len(t, space.values, 1)
+	require.Equal(t, len("early")+len("by 1"), space.bytes)
+	space.mu.Unlock()
+	_, err = Dial(t.Context(), id, nil, time.Now().Add(50*time.Millisecond), false)
+	require.ErrorIs(t, err, ErrGone, "the group is complete")
+	for i, c := range claimers {
+		first, err := c.Claim("early", []byte("late"))
+		require.NoError(t, err)
+		require.Equal(t, "by 1", string(first))
+		first, err = c.Claim("cause", fmt.Appendf(nil, "by %d", i))
+		require.NoError(t, err)
+		require.Equal(t, "by 0", string(first))
+		_, err = c.Claim(fmt.Sprint("large ", i), make([]byte, maxValue+1))
+		require.ErrorContains(t, err, "at most")
+	}
+	claimers[0].Release()
+	_, err = claimers[0].Claim("cause", nil)
+	require.ErrorIs(t, err, errReleased)
+	_, err = claimers[1].Claim("cause", nil)
+	require.NoError(t, err)
+	claimers[1].Release()
+	require.Eventually(t, func() bool { _, clients, _, _ := s.counts(); return clients == 0 }, soon, time.Millisecond)
+}
+
+// A store that is full refuses a claim, and the next one is answered.
+func TestClaimsInAFullStore(t *testing.T) {
+	store := dialed(t, newIDOf(t, newServer(t)))
+	c, err := store.Last()
+	require.NoError(t, err)
+	defer c.Release()
+	for i := 0; err == nil; i++ {
+		err = store.Set(fmt.Sprint(i), make([]byte, maxValue))
+	}
+	_, err = c.Claim("cause", make([]byte, maxValue))
+	require.ErrorContains(t, err, errSpaceFull.Error())
+	first, err := c.Claim("0", nil)
+	require.NoError(t, err)
+	require.Len(t, first, maxValue)
+}
+
+// Claimers learn that the process of the server has ended.
+func TestClaimsAtAServerThatEnds(t *testing.T) {
+	s := newServer(t)
+	store := dialed(t, newIDOf(t, s))
+	c, err := store.Last()
+	require.NoError(t, err)
+	s.Close()
+	for range 2 {
+		_, err = c.Claim("cause", []byte("v"))
+		require.ErrorIs(t, err, ErrGone)
+	}
+	c.Release()
+	_, err = store.Last()
+	require.ErrorContains(t, err, "no further connection to the store at ")
+}
+
+// An answer that comes when its claim was given up is not that to the next one.
+func TestAnswerToAClaimThatWasGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		key := [32]byte{1}
+		go func() {
+			defer there.Close()
+			s, _, err := storeProtocol.Admit(there, time.Second, func([spaceBytes]byte) ([32]byte, bool) { return key, true })
+			for err == nil {
+				if _, err = s.Receive(); err == nil {
+					time.Sleep(answerGrace + time.Second)
+					err = s.Send(append([]byte{answerOK}, "late"...))
+				}
+			}
+		}()
+		s, err := greet(here, [spaceBytes]byte{}, key, time.Now().Add(time.Second))
+		require.NoError(t, err)
+		c := &claimer{session: s}
+		_, err = c.claim("k", []byte("v"))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		time.Sleep(2 * time.Second)
+		_, err = c.claim("other", []byte("v"))
+		require.ErrorIs(t, err, ErrGone)
+		time.Sleep(time.Minute)
+	})
+}
+
+// The end of a store ends a connection that is being made for it.
+func TestEndOfAStoreEndsItsConnections(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	dialing := make(chan net.Conn, 1)
+	go func() {
+		c, err := l.Accept() // it answers nothing
+		if err == nil {
+			dialing <- c
+		}
+	}()
+	store := newTCPStore(l.Addr().(*net.TCPAddr).AddrPort(), [spaceBytes]byte{}, [32]byte{}, nil)
+	store.free, store.all = nil, nil
+	ended := make(chan error, 1)
+	go func() {
+		_, err := store.Last()
+		ended <- err
+	}()
+	defer (<-dialing).Close()
+	began := time.Now()
+	store.End(errors.New("aborted"))
+	require.Error(t, <-ended)
+	require.Less(t, time.Since(began), handshake.Timeout*9/10)
 }

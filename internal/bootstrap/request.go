@@ -12,12 +12,14 @@ import (
 //	set:   key, value                       one answer
 //	get:   timeout of 8 bytes, keys          an answer for each key, in their order, or one that is not answerOK
 //	leave: number of ranks of 4 bytes        one answer
+//	claim: key, value                       one answer: the value that the key has then
 //
 // A key is its length, of 2 bytes, and its bytes. An answer is a byte and a value, or a text.
 const (
 	askSet   = 's'
 	askGet   = 'g'
 	askLeave = 'l'
+	askClaim = 'c'
 
 	answerOK      = 'o'
 	answerTimeout = 't'
@@ -52,7 +54,7 @@ func (r request) encode() ([]byte, error) {
 	}
 	out := []byte{r.ask}
 	switch r.ask {
-	case askSet:
+	case askSet, askClaim:
 		return append(appendKey(out, r.keys[0]), r.value...), nil
 	case askGet:
 		out = binary.BigEndian.AppendUint64(out, uint64(r.timeout))
@@ -86,7 +88,7 @@ func parseRequest(body []byte) (r request, err error) {
 	}
 	r.ask, body = body[0], body[1:]
 	switch r.ask {
-	case askSet:
+	case askSet, askClaim:
 		var key string
 		if key, body, err = takeKey(body); err != nil || len(body) > maxValue {
 			return r, errRequest

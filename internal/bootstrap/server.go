@@ -24,11 +24,12 @@ const (
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // Server is the TCP server of the stores of unique ids: one for a process, with a key space for each id. It listens
-// while it has key spaces or users.
+// while it has key spaces or users. A key space whose ranks have met takes no further connections. Those that its claimers
+// have are answered until they end, also when nothing listens any more.
 type Server struct {
 	mu        sync.Mutex
 	listeners []net.Listener
-	addresses []netip.Addr
+	addresses []netip.Addr // where the newest of them listen
 	port      uint16
 	users     int // calls of Listen without Release
 	spaces    map[[spaceBytes]byte]*space
@@ -43,8 +44,10 @@ func NewServer() *Server {
 	return &Server{spaces: map[[spaceBytes]byte]*space{}, clients: map[net.Conn]struct{}{}, strangers: list.New(), greeting: handshake.Timeout}
 }
 
-// Listen makes the server listen until Release, and returns where. A server that listens already stays where it is.
+// Listen makes the server listen until Release, and returns where. A server that listens already stays where it is, and
+// listens elsewhere too only if the endpoint is to be beyond loopback.
 func (s *Server) Listen(at Endpoint) ([]netip.Addr, uint16, error) {
+	s.find(&at)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.listen(at); err != nil {
@@ -64,6 +67,7 @@ func (s *Server) Release() {
 
 // NewID returns an id with a key space of its own. job is the secret of the job, nil without one.
 func (s *Server) NewID(at Endpoint, job []byte) (ID, error) {
+	s.find(&at)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.listen(at); err != nil {
@@ -112,17 +116,28 @@ func (s *Server) idle() (n int, oldest [spaceBytes]byte) {
 	return n, oldest
 }
 
-// listen begins to listen, unless the server does so.
+// find finds the addresses of an endpoint beyond loopback, if they are needed. It may ask a name server, for which nobody
+// else waits.
+func (s *Server) find(at *Endpoint) {
+	s.mu.Lock()
+	needed := len(s.listeners) > 0 && AllLoopback(s.addresses)
+	s.mu.Unlock()
+	if at.Beyond && at.Find != nil && needed {
+		at.Addresses, at.Find = at.Find(), nil
+	}
+}
+
+// listen begins to listen, unless the server does so where it is to listen.
 // Requires: the lock.
 func (s *Server) listen(at Endpoint) error {
-	if len(s.listeners) > 0 {
+	if len(s.listeners) > 0 && (!at.Beyond || !AllLoopback(s.addresses) || AllLoopback(at.Addresses)) {
 		return nil
 	}
 	listeners, err := at.Open()
 	if err != nil {
 		return err
 	}
-	s.listeners, s.addresses = listeners, nil
+	s.listeners, s.addresses = append(s.listeners, listeners...), nil
 	for _, l := range listeners {
 		a := l.Addr().(*net.TCPAddr).AddrPort()
 		s.addresses, s.port = append(s.addresses, a.Addr().Unmap()), a.Port()
@@ -225,7 +240,7 @@ func (s *Server) keyOf(name [spaceBytes]byte) (key [sha256.Size]byte, known bool
 }
 
 // talk answers the requests of a client until it goes away or sends what no client sends. It reports whether all ranks
-// need the key space no longer.
+// have met.
 func (s *space) talk(client *session) (left bool) {
 	requests, gone := make(chan request), make(chan struct{})
 	done := make(chan struct{})
@@ -275,6 +290,10 @@ func (s *space) answer(client *session, r request, gone <-chan struct{}) (last b
 		values, err = [][]byte{nil}, s.set(r.keys[0], r.value)
 	case askGet:
 		values, err = s.get(r.keys, r.timeout, gone)
+	case askClaim:
+		var first []byte
+		first, err = s.claim(r.keys[0], r.value)
+		values = [][]byte{first}
 	case askLeave:
 		values, last = [][]byte{nil}, s.leave(r.ranks)
 	}

@@ -20,9 +20,10 @@ type space struct {
 
 	mu      sync.Mutex
 	values  map[string][]byte
+	claimed map[string]bool // keys whose values are claimed: they stay when the ranks have left
 	bytes   int
 	changed chan struct{} // closed and replaced by each set
-	left    int           // clients that need the space no longer
+	left    int           // ranks that have met, and need the space for claims only
 
 	// The server's lock guards these.
 	clients int    // connections
@@ -30,7 +31,7 @@ type space struct {
 }
 
 func newSpace(key [sha256.Size]byte) *space {
-	return &space{key: key, values: map[string][]byte{}, changed: make(chan struct{})}
+	return &space{key: key, values: map[string][]byte{}, claimed: map[string]bool{}, changed: make(chan struct{})}
 }
 
 var errSpaceFull = errors.New("the store is full: it holds 64 MiB and 65536 keys of one group")
@@ -39,6 +40,11 @@ var errSpaceFull = errors.New("the store is full: it holds 64 MiB and 65536 keys
 func (s *space) set(key string, value []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.put(key, value)
+}
+
+// put is set. Requires: the lock.
+func (s *space) put(key string, value []byte) error {
 	old, known := s.values[key]
 	grown := s.bytes + len(value) - len(old)
 	if !known {
@@ -87,10 +93,33 @@ func (s *space) look(keys []string) (values [][]byte, changed <-chan struct{}) {
 	return values, nil
 }
 
-// leave notes that a client needs the space no longer, and reports whether that was the last one of n.
+// claim stores value, which the caller gives away, unless the key has one, and returns the value that the key has then.
+func (s *space) claim(key string, value []byte) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if first, known := s.values[key]; known {
+		return bytes.Clone(first), nil
+	}
+	if err := s.put(key, value); err != nil {
+		return nil, err
+	}
+	s.claimed[key] = true
+	return bytes.Clone(value), nil
+}
+
+// leave notes that a rank has met the others, and reports whether that was the last one of n. Then nobody reads any more
+// what they have told each other, and only claims stay.
 func (s *space) leave(n int) (last bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left++
-	return s.left >= n
+	if s.left++; s.left < n {
+		return false
+	}
+	for key, value := range s.values {
+		if !s.claimed[key] {
+			delete(s.values, key)
+			s.bytes -= len(key) + len(value)
+		}
+	}
+	return true
 }

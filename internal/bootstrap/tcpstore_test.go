@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"sagecomm/internal/env"
 	"sagecomm/internal/handshake"
 )
 
@@ -403,7 +404,8 @@ func FuzzParseID(f *testing.F) {
 }
 
 func FuzzRequest(f *testing.F) {
-	for _, r := range []request{{ask: askSet, keys: []string{"k"}, value: []byte("v")}, {ask: askGet, keys: []string{"a", ""}, timeout: time.Second}, {ask: askLeave, ranks: 3}} {
+	for _, r := range []request{{ask: askSet, keys: []string{"k"}, value: []byte("v")}, {ask: askGet, keys: []string{"a", ""}, timeout: time.Second}, {ask: askLeave, ranks: 3},
+		{ask: askClaim, keys: []string{"k"}, value: []byte("v")}} {
 		text, err := r.encode()
 		require.NoError(f, err)
 		f.Add(text)
@@ -444,6 +446,38 @@ func FuzzHandshake(f *testing.F) {
 			t.Errorf("%v; it has read %d bytes and sent %d", err, len(text)-w.in.Len(), w.out.Len())
 		}
 	})
+}
+
+// A server that listens on loopback listens elsewhere, too, when it is to, and stays where it is for older ids.
+func TestListeningBeyondLoopback(t *testing.T) {
+	all, err := InterfacesOf(env.Interfaces{Not: true})
+	require.NoError(t, err)
+	if len(all) == 0 {
+		t.Skip("this machine has no interface but loopback")
+	}
+	s := newServer(t)
+	older := newIDOf(t, s)
+	found := 0
+	finds := func(list ...netip.Addr) Endpoint {
+		return Endpoint{Beyond: true, Find: func() []netip.Addr { found++; return list }}
+	}
+	for _, at := range []Endpoint{{Find: finds(all[0].Addresses[0]).Find}, finds(Loopback...)} {
+		addresses, port, err := s.Listen(at)
+		require.NoError(t, err)
+		require.Equal(t, older.Addresses, addresses)
+		require.Equal(t, older.Port, port)
+	}
+	require.Equal(t, 1, found, "the first one is not to be beyond loopback")
+	for range 2 {
+		newer, err := s.NewID(finds(all[0].Addresses[0]), nil)
+		require.NoError(t, err)
+		require.Equal(t, all[0].Addresses[:1], newer.Addresses)
+		require.NoError(t, dialed(t, newer).Set("k", nil))
+	}
+	require.Equal(t, 2, found)
+	require.NoError(t, dialed(t, older).Set("k", nil))
+	_, _, err = newServer(t).Listen(finds(netip.MustParseAddr("198.51.100.1"))) // an address that no host has (RFC 5737)
+	require.ErrorContains(t, err, "cannot listen for")
 }
 
 // Addresses are looked for only when a server begins to listen.

@@ -22,6 +22,7 @@ const maxAddresses = 3
 const (
 	spaceBytes  = handshake.SpaceBytes
 	secretBytes = 32
+	homeBytes   = 8
 )
 
 // ID is a unique id: where a [Server] listens, which of its key spaces belongs to the id, and the secret that opens it.
@@ -31,18 +32,19 @@ type ID struct {
 	Secret    [secretBytes]byte
 	Addresses []netip.Addr // of the server, most preferred first
 	Port      uint16
+	Home      [homeBytes]byte // names the machine and the network namespace of the server; zero: they are not known
 }
 
 // The layout of an encoded id. Numbers are big-endian; bytes that are not listed are zero.
 const (
 	idMagic       = "sagecomm" // at 0
-	idVersion     = 1          // at 8
+	idVersion     = 2          // at 8
 	idCountAt     = 9          // number of addresses
 	idPortAt      = 10
 	idSpaceAt     = 16
 	idSecretAt    = idSpaceAt + spaceBytes
-	idAddressesAt = idSecretAt + secretBytes        // 16 bytes each, IPv4 as in RFC 4291, 2.5.5.2
-	idUnusedAt    = idAddressesAt + 16*maxAddresses // to idSumAt
+	idAddressesAt = idSecretAt + secretBytes // 16 bytes each, IPv4 as in RFC 4291, 2.5.5.2
+	idHomeAt      = idAddressesAt + 16*maxAddresses
 	idSumAt       = IDBytes - idSumBytes
 	idSumBytes    = 8 // of the SHA-256 of what is in front of them
 )
@@ -67,6 +69,7 @@ func (id ID) Encode() (out [IDBytes]byte) {
 		b := a.As16()
 		copy(out[idAddressesAt+16*i:], b[:])
 	}
+	copy(out[idHomeAt:idSumAt], id.Home[:])
 	sum := sha256.Sum256(out[:idSumAt])
 	copy(out[idSumAt:], sum[:])
 	return out
@@ -97,6 +100,7 @@ func ParseID(text []byte) (id ID, err error) {
 	id.Port = binary.BigEndian.Uint16(text[idPortAt:])
 	copy(id.Space[:], text[idSpaceAt:])
 	copy(id.Secret[:], text[idSecretAt:])
+	copy(id.Home[:], text[idHomeAt:])
 	for i := range min(count, maxAddresses) {
 		a := netip.AddrFrom16([16]byte(text[idAddressesAt+16*i:])).Unmap()
 		if !usable(a) {
@@ -123,6 +127,12 @@ func (id ID) Derive(text string, addresses []netip.Addr, port uint16) ID {
 	copy(d.Space[:], space[:])
 	d.Secret = handshake.MAC(id.Secret[:], "sagecomm store, derived secret", []byte(text))
 	return d
+}
+
+// LinkSecret returns the secret of the links between the processes of a group that has met at the id, of which number is
+// the group's in frames.
+func (id ID) LinkSecret(number uint64) [sha256.Size]byte {
+	return handshake.MAC(id.Secret[:], "sagecomm links, secret of a unique id", binary.BigEndian.AppendUint64(nil, number))
 }
 
 // key returns the key of the handshake. It depends on the secret of the job too, if there is one.

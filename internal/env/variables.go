@@ -91,7 +91,7 @@ var (
 		"Name of the host that this process belongs to; ranks with different ones share no memory, and exchange data over TCP, also where they are on one machine. Ranks on different machines are on different hosts in any case. See docs/hosts.md.")
 
 	SocketIfname = declare("SOCKET_IFNAME", "auto", interfaces(),
-		"Network interface of links to other hosts and of the store of unique ids, in NCCL's syntax; `auto` is the one that leads to MASTER_ADDR, for links between machines otherwise the first one that joins machines, and loopback elsewhere. See docs/hosts.md.")
+		"Network interface of links to other hosts and of the store of unique ids, in NCCL's syntax; `auto` is the one that leads to MASTER_ADDR, otherwise the one that leads to the process that made the unique id at which this one joins, for links between machines otherwise the first one that joins machines, and loopback elsewhere. See docs/hosts.md.")
 
 	PortRange = declare("PORT_RANGE", "auto", ports(),
 		"Ports of which links to other hosts, and the store of unique ids, take the first free one each; `auto` leaves the choice to the system.")

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "../../hccl/hccl.h"
+#include "hosts.h"
 
 static _Thread_local int my_rank;
 
@@ -616,6 +617,7 @@ int main(int argc, char **argv) {
       all[i] = fork();
       if (all[i] != 0) continue;
       my_rank = i;
+      take_host(i);
       if (leaves) {
         left_alone(ranks_n);
       } else {

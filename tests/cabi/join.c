@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "../../export/sagecomm.h"
+#include "hosts.h"
 
 #define SECOND INT64_C(1000000000)
 #define MOST 8
@@ -199,6 +200,7 @@ static void processes(const char *library, bool from_rank) {
     pids[rank] = fork();
     CHECK(pids[rank] >= 0);
     if (pids[rank] != 0) continue;
+    take_host(rank);
     close(over[1]);
     load(library);
     if (from_rank && rank == size - 1) give_id(ids[1]);
@@ -231,6 +233,7 @@ static void deaths(const char *library, bool server) {
     pids[rank] = fork();
     CHECK(pids[rank] >= 0);
     if (pids[rank] != 0) continue;
+    take_host(rank);
     load(library);
     if (rank == size - 1) {
       if (server) give_id(ids[1]);

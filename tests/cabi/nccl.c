@@ -264,6 +264,7 @@ int main(int argc, char **argv) {
     if (rank == 0) first = child;
     if (child == 0) {
       close(gone[1]);
+      take_host(rank);
       if (leave) leaves(rank, gone[0]);
       run(rank, ranks, false);
       _exit(0);

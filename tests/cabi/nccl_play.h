@@ -39,6 +39,7 @@ static int play(int argc, char **argv, const struct play *cases, size_t n) {
     if (child[rank] < 0) return 2;
     if (child[rank] != 0) continue;
     my_rank = rank;
+    take_host(rank);
     played(size);
     _exit(0);
   }

@@ -16,6 +16,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "hosts.h"
+
 /* It declares inline functions that it does not define. */
 #define inline
 #include <nccl_device/core.h>

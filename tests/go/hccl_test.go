@@ -59,6 +59,11 @@ func hcclOnHostMemory(t *testing.T, program string) {
 		agree(t, program, "threads", size)
 	}
 	agree(t, program, "leaves", 3)
+	agree(t, program, "processes", 2, "TEST_HOSTS=01")
+	if !testing.Short() {
+		agree(t, program, "processes", 4, "TEST_HOSTS=0011")
+		agree(t, program, "leaves", 3, "TEST_HOSTS=012")
+	}
 }
 
 // Operations come behind what their stream holds, whatever the schedule; the emulator's checker finds no access that nothing orders.
@@ -78,4 +83,5 @@ func hcclOnDevices(t *testing.T, program, library, built string) {
 				"EMULATOR_SCHEDULE="+schedule, fmt.Sprint("EMULATOR_SEED=", i))
 		}
 	}
+	agree(t, program, "npu", 2, "TEST_HOSTS=01", "LD_PRELOAD="+library, "LD_LIBRARY_PATH="+built, "EMULATOR_HOST_CLOCKS=thread", "EMULATOR_STALL_S=20")
 }

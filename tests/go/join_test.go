@@ -2,6 +2,7 @@ package ranks
 
 import (
 	"context"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -13,8 +14,8 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// joinProgram builds tests/cabi/join.c and returns a function that runs it with so many ranks.
-func joinProgram(t *testing.T) func(t *testing.T, mode string, ranks int) {
+// joinProgram builds tests/cabi/join.c and returns a function that runs it with so many ranks, and with variables.
+func joinProgram(t *testing.T, variables ...string) func(t *testing.T, mode string, ranks int) {
 	t.Helper()
 	lib, program := library(t), filepath.Join(t.TempDir(), "join")
 	compile(t, words("CC", "gcc"), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", filepath.Join(root, "tests/cabi/join.c"), "-o", program, "-ldl", "-lpthread")
@@ -24,6 +25,7 @@ func joinProgram(t *testing.T) func(t *testing.T, mode string, ranks int) {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, program, lib, mode, strconv.Itoa(ranks))
 		cmd.WaitDelay = time.Second
+		cmd.Env = append(os.Environ(), variables...)
 		output, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", output)
 		require.Contains(t, string(output), "all ranks agree")
@@ -41,6 +43,25 @@ func TestRanksMeetAtUniqueIDs(t *testing.T) {
 		for _, ranks := range sizes {
 			t.Run(mode+strconv.Itoa(ranks), func(t *testing.T) { run(t, mode, ranks) })
 		}
+	}
+}
+
+// Ranks that are processes on several hosts meet at unique ids, of a process that is no rank as well. Rank 0 dies, and those that are left
+// make a group at the process of rank 1.
+func TestRanksOnSeveralHostsMeetAtUniqueIDs(t *testing.T) {
+	for _, hosts := range []string{"0011", "01"} {
+		t.Run(hosts, func(t *testing.T) {
+			if len(hosts) == 2 {
+				quick.Skip(t, "four ranks suffice")
+			}
+			joinProgram(t, "TEST_HOSTS="+hosts)(t, "processes", len(hosts))
+		})
+	}
+	for _, mode := range []string{"server-dies", "rank-dies"} {
+		t.Run(mode, func(t *testing.T) {
+			quick.Skip(t, "it waits for seconds")
+			joinProgram(t, "TEST_HOSTS=012")(t, mode, 3)
+		})
 	}
 }
 

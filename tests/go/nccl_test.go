@@ -1,8 +1,6 @@
 package ranks
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -128,17 +125,6 @@ func programOverFacade(t *testing.T, headers []string, folder, name string) (pro
 	return program
 }
 
-// ranksAgree runs a program that prints so in the end.
-func ranksAgree(t *testing.T, program string, arguments ...string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	output, err := exec.CommandContext(ctx, program, arguments...).CombinedOutput()
-	if err != nil || !bytes.Contains(output, []byte("ranks agree")) {
-		t.Errorf("%v\n%s", err, output)
-	}
-}
-
 // The cases of tests/cabi/nccl_cases.c are one each.
 func TestFacadeInCases(t *testing.T) {
 	playCases(t, "nccl_cases", "texts", "finalizes", "watched", "derives", "itself", "leaves", "shrinks", "shrunk", "turbomind")
@@ -166,6 +152,35 @@ func TestFacadeAfterADeathOnADevice(t *testing.T) {
 	}
 }
 
+// The same programs, with ranks on several hosts.
+func TestFacadeOverHosts(t *testing.T) {
+	headers, folder := headersOfNCCL(t), facadeOf(t)
+	for _, run := range []struct {
+		file, hosts string
+		cases       []string
+		quick       string
+	}{
+		{"nccl", "0011", []string{"processes"}, "processes"},
+		{"nccl", "012", []string{"leaves"}, ""},
+		{"nccl_cases", "012", []string{"texts", "finalizes", "watched", "derives", "itself", "leaves", "shrinks", "shrunk", "turbomind"}, "shrunk"},
+		{"nccl_groups", "012", []string{"queued", "aborted", "beside", "collected", "others", "stuck", "dropped", "crosses"}, ""},
+	} {
+		if run.quick == "" && quick.Only() {
+			continue
+		}
+		program := programOverFacade(t, headers, folder, run.file)
+		for _, name := range run.cases {
+			t.Run(run.file+" "+name, func(t *testing.T) {
+				t.Parallel()
+				if name != run.quick {
+					quick.Skip(t, "others of these programs suffice")
+				}
+				agree(t, program, name, len(run.hosts), "TEST_HOSTS="+run.hosts)
+			})
+		}
+	}
+}
+
 // playCases runs the cases of a program of tests/cabi, each with several numbers of ranks.
 func playCases(t *testing.T, file string, cases ...string) {
 	t.Helper()
@@ -177,7 +192,7 @@ func playCases(t *testing.T, file string, cases ...string) {
 				if size > 3 && testing.Short() || size < 3 && quick.Only() {
 					t.Skip("three ranks suffice")
 				}
-				ranksAgree(t, program, name, fmt.Sprint(size))
+				agree(t, program, name, size)
 			})
 		}
 	}
@@ -210,7 +225,7 @@ func TestFacadeOnHostMemory(t *testing.T) {
 			}
 			t.Run(fmt.Sprint(how, size), func(t *testing.T) {
 				t.Parallel()
-				ranksAgree(t, program, how, fmt.Sprint(size))
+				agree(t, program, how, size)
 			})
 		}
 	}

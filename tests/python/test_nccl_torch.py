@@ -61,6 +61,14 @@ def test_programs(facade_bed: CudaBed, schedule: Schedule, of: tuple[str, int], 
         assert mapped == [FACADE.name]  # NVIDIA's is not in the process
 
 
+@pytest.mark.long
+@of_both_classes
+def test_programs_over_hosts(facade_bed: CudaBed, group_class: str) -> None:
+    settings = {**SETTINGS, **of_class(group_class)}
+    for mapped in facade_bed.ranks("facade_ranks:programs", 2, hosts=(1, 1), **settings):
+        assert mapped == [FACADE.name]
+
+
 @pytest.mark.parametrize("engine", quickly(["auto"], ["auto", "staged"]))
 @of_both_classes
 def test_ranks_share_a_device(facade_bed: CudaBed, engine: str, group_class: str) -> None:
