@@ -43,7 +43,7 @@ func (c Config) checkPlace() error {
 }
 
 // protocolVersion is the version of docs/protocol.md that this code speaks.
-const protocolVersion = 12
+const protocolVersion = 13
 
 // Create makes this rank's side of a group. It returns when all ranks have mapped each other's memory. If one rank
 // fails, Create returns an error on all ranks.
