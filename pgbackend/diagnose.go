@@ -101,9 +101,10 @@ func (g diagnosis) diagnose(t runner.Incident, until time.Time) *coll.Failure {
 		return f
 	case runner.Split:
 		f := g.failureOf(coll.Mismatch, t.Peer, t)
-		f.Message = fmt.Sprintf("sagecomm: group %q: %s expects %d bytes from %s in all_to_all #%d, which sends it %d; the input splits of one rank must be the output splits of the others",
-			g.title(), g.number(g.rank), t.Want, g.who(t.Peer), t.Sequence, t.Got)
+		f.Message = g.unfitText(t.Sequence, g.rank, t.Want, t.Peer, t.Got)
 		return f
+	case runner.BlocksUnfit:
+		return g.blocksUnfit(t)
 	case runner.Garbage:
 		if t.Op.Kind.Collective() {
 			return g.corruptedIn(t, "slot offset")
@@ -183,7 +184,11 @@ func announced(a runner.Announced) string {
 func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	through := max(t.Sequence, min(g.last(g.rank), g.last(t.Peer)))
-	if mine, theirs, found := g.difference(t.Peer, through); found {
+	mine, theirs, found := g.difference(t.Peer, through)
+	if u, unfit := g.run.Unfit(t.Peer); unfit && (!found || u.Sequence < mine.Sequence) {
+		return g.blocksUnfit(t)
+	}
+	if found {
 		f.Sequence, f.Op = mine.Sequence, mine.Op.Name()
 		low, high, one, other := g.rank, t.Peer, mine, theirs
 		if high < low {
@@ -193,8 +198,8 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 			g.title(), mine.Sequence, g.number(low), announced(one), g.number(high), announced(other), low, g.where(low), high, g.where(high))
 		return f
 	}
-	mine, ok := g.run.Announced(g.rank, through)
-	if theirs, known := g.run.Announced(t.Peer, through); ok && known && mine.Hash == theirs.Hash {
+	last, ok := g.run.Announced(g.rank, through)
+	if theirs, known := g.run.Announced(t.Peer, through); ok && known && last.Hash == theirs.Hash {
 		// All calls up to this one are equal, so all ranks compute the same hash, and the hash in the peer's slot belongs to
 		// no call.
 		return g.corruptedIn(t, "hash of its calls")
@@ -212,6 +217,35 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 	f.Message = fmt.Sprintf("sagecomm: group %q: the calls of ranks %d and %d differ before collective #%d, further back than both remember; every rank must make the same calls in the same order (rank %d: %s; rank %d: %s)",
 		g.title(), g.rank, t.Peer, through, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
 	return f
+}
+
+// blocksUnfit is mismatch for an external all_to_all whose blocks do not fit between this rank and the peer. It finds the first one, as far back
+// as both remember.
+func (g diagnosis) blocksUnfit(t runner.Incident) *coll.Failure {
+	t.Op = coll.Op{Kind: coll.AllToAll}
+	u, _ := g.run.Unfit(t.Peer)
+	t.Sequence = max(u.Sequence, 1)
+	f := g.failureOf(coll.Mismatch, t.Peer, t)
+	switch {
+	case u.PeerSent != u.Expected:
+		f.Message = g.unfitText(u.Sequence, g.rank, u.Expected, t.Peer, u.PeerSent)
+	case u.Sent != u.PeerExpected:
+		f.Message = g.unfitText(u.Sequence, t.Peer, u.PeerExpected, g.rank, u.Sent)
+	default:
+		f.Message = fmt.Sprintf("sagecomm: group %q: the splits of ranks %d and %d do not fit in an all_to_all further back than both remember; the input splits of one rank must be the output splits of the others (rank %d: %s; rank %d: %s)",
+			g.title(), g.rank, t.Peer, g.rank, g.where(g.rank), t.Peer, g.where(t.Peer))
+	}
+	return f
+}
+
+// unfitText words that a rank expects a block of another length than a sender has for it. It says where the rank that is not this one is.
+func (g diagnosis) unfitText(sequence uint64, rank int, expected uint64, sender int, sent uint64) string {
+	one, other := g.number(rank), g.who(sender)
+	if sender == g.rank {
+		one, other = g.who(rank), g.number(sender)
+	}
+	return fmt.Sprintf("sagecomm: group %q: %s expects %d bytes from %s in all_to_all #%d, which sends it %d; the input splits of one rank must be the output splits of the others",
+		g.title(), one, expected, other, sequence, sent)
 }
 
 // difference returns the first call up to a number in which this rank and a peer differ, of those that both remember.

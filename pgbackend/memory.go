@@ -85,12 +85,12 @@ type groupMemory struct {
 // they are written.
 func newGroupMemory(arena *processArena, rank, size int) (*groupMemory, error) {
 	b := &groupMemory{arena: arena}
-	for _, alloc := range []func(n, align int64) (shmem.Range, error){runner.HostLane: arena.Alloc, runner.DeviceLane: arena.AllocLazily} {
-		r, err := alloc(runner.SharedBlockBytes(size), 4096)
+	for lane, alloc := range []func(n, align int64) (shmem.Range, error){runner.HostLane: arena.Alloc, runner.DeviceLane: arena.AllocLazily} {
+		r, err := alloc(runner.SharedBlockBytes(runner.Lane(lane), size), 4096)
 		if err != nil {
 			return nil, errors.Join(err, b.free())
 		}
-		runner.FormatSharedBlock(arena.at(r), rank, size, arena.front.Off)
+		runner.FormatSharedBlock(arena.at(r), runner.Lane(lane), rank, size, arena.front.Off)
 		b.ranges = append(b.ranges, r)
 	}
 	var err error

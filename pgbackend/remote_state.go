@@ -200,16 +200,17 @@ func (g *Group) followRemotes(first time.Duration) {
 	defer stalls.Stop()
 	defer streams.Stop()
 	compared := uint64(0)
-	for {
+	for turn := 0; ; {
 		select {
 		case <-g.announced:
 			return
 		case <-streams.C:
 			if calls := g.libraryCalls(); calls > compared {
 				g.guard(func() {
-					if g.compareStreams() {
+					if g.compareStreams(turn) {
 						compared = calls
 					}
+					turn++
 				})
 			}
 			continue
@@ -253,13 +254,19 @@ func (g *Group) libraryCalls() uint64 {
 }
 
 // compareStreams declares a mismatch if calls that a vendor's library carries out differ from those of ranks on other
-// hosts. It reports whether those ranks have answered behind the calls of this one, or will not any more.
-func (g *Group) compareStreams() bool {
+// hosts: of neighbors, and in turn of one with which it may have exchanged blocks since. It reports whether those ranks
+// have answered behind the calls of this one, or will not any more.
+func (g *Group) compareStreams(turn int) bool {
 	if !g.life.acquire() {
 		return true
 	}
 	defer g.life.release()
-	return len(diagnosis{g, g.device.Load().run}.compare(g.neighbors())) == 0
+	d := diagnosis{g, g.device.Load().run}
+	ranks := g.neighbors()
+	if list := d.uncompared(); len(list) > 0 {
+		ranks = union(ranks, []int{list[turn%len(list)]})
+	}
+	return len(d.compare(ranks)) == 0
 }
 
 // compareStalled declares a mismatch if the calls of a rank on another host, for which an operation of this rank may
@@ -290,15 +297,29 @@ func (g diagnosis) compare(others []int) (unanswered []int) {
 }
 
 // mayWaitFor returns the rank of another host for which this rank waits, if there is one. Where streams wait for
-// streams in a vendor's library, those of this rank may wait for any: the neighbors stand for all.
+// streams in a vendor's library, those of this rank may wait for any: the neighbors stand for all, but for blocks of
+// an all_to_all, which only the ranks of a pair know.
 func (g diagnosis) mayWaitFor() []int {
 	if g.throughLibraryHere() {
-		return g.neighbors()
+		return union(g.neighbors(), g.uncompared())
 	}
 	if awaited, _ := g.awaitedBy(g.rank, time.Now().Add(stateLimit)); awaited >= 0 && g.isRemote(awaited) {
 		return []int{awaited}
 	}
 	return nil
+}
+
+// uncompared returns the ranks of other hosts that have not told this one the blocks of all external all_to_alls that it
+// has made: these are not known here before STATE.
+func (g diagnosis) uncompared() []int {
+	return slices.DeleteFunc(g.remoteRanks(), g.run.BlocksTold)
+}
+
+// union returns the ranks of both lists, each once.
+func union(a, b []int) []int {
+	list := slices.Concat(a, b)
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // neighbors returns a rank of the next host and one of the host before, in a circle of all hosts. A hash covers all
@@ -319,8 +340,13 @@ func (g *Group) neighbors() (list []int) {
 // differsFrom returns the failure of the first call in which this rank and another one differ, nil if they know of
 // none.
 func (g diagnosis) differsFrom(rank int) *coll.Failure {
-	if call, _, found := g.difference(rank, min(g.last(g.rank), g.last(rank))); found {
-		return g.mismatch(runner.Incident{Code: runner.Mismatch, Peer: rank, Sequence: call.Sequence, Op: call.Op})
+	t := runner.Incident{Code: runner.Mismatch, Peer: rank}
+	call, _, found := g.difference(rank, min(g.last(g.rank), g.last(rank)))
+	if _, unfit := g.run.Unfit(rank); !found && unfit {
+		return g.blocksUnfit(t)
+	} else if found {
+		t.Sequence, t.Op = call.Sequence, call.Op
+		return g.mismatch(t)
 	}
 	return nil
 }

@@ -79,6 +79,52 @@ bool scr_group_marks_agree(const scr_group *g, int32_t peer, uint64_t seq) {
   return mine == theirs;
 }
 
+/* Reads what a rank has told of the n-th external all_to_all between it and another one. Returns false if that is not there or was
+ * overwritten. */
+static bool read_split(const scr_group *g, int32_t rank, int32_t with, uint64_t n, scr_unfit *out, uint64_t *hash) {
+  scr_split *s = scr_shared_split(g->peer[rank].shared, (uint32_t)g->size, (uint32_t)with, n);
+  out->sequence = atomic_load_explicit(&s->seq, memory_order_acquire);
+  out->sent = atomic_load_explicit(&s->sent, memory_order_acquire);
+  out->expected = atomic_load_explicit(&s->expected, memory_order_acquire);
+  *hash = atomic_load_explicit(&s->hash, memory_order_acquire);
+  return out->sequence != 0 && atomic_load_explicit(&s->seq, memory_order_relaxed) == out->sequence;
+}
+
+static uint64_t told(const scr_group *g, int32_t rank) {
+  return atomic_load_explicit(&g->peer[rank].shared->splits, memory_order_acquire);
+}
+
+/* Compares the blocks of the external all_to_alls behind number *fits. Returns whether they fit, and then up to which number in *fits. Where
+ * the other rank has made another call with that number, their records differ. */
+static bool fit_behind(const scr_group *g, int32_t peer, uint64_t *fits, scr_unfit *out) {
+  uint64_t mine = told(g, g->rank), theirs = told(g, peer), both = scr_min(mine, theirs);
+  uint64_t newest = mine > theirs ? mine : theirs, kept = newest > SCR_SPLITS ? newest - SCR_SPLITS : 0;
+  for (uint64_t n = *fits > kept ? *fits : kept; n++ < both;) {
+    scr_unfit other;
+    uint64_t hash, other_hash;
+    if (!read_split(g, g->rank, peer, n, out, &hash) || !read_split(g, peer, g->rank, n, &other, &other_hash)) continue;
+    if (out->sequence != other.sequence || hash == other_hash) continue;
+    out->peer_sent = other.sent;
+    out->peer_expected = other.expected;
+    return false;
+  }
+  *fits = both > *fits ? both : *fits;
+  return true;
+}
+
+bool scr_splits_fit(scr_group *g, int32_t peer) {
+  scr_peer *p = &g->peer[peer];
+  scr_unfit unfit;
+  return p->fits == g->coll.splits || fit_behind(g, peer, &p->fits, &unfit);
+}
+
+bool scr_group_unfit(const scr_group *g, int32_t peer, scr_unfit *out) {
+  uint64_t fits = 0;
+  return g->lane == SCR_DEVICE_LANE && !fit_behind(g, peer, &fits, out);
+}
+
+bool scr_group_splits_told(const scr_group *g, int32_t peer) { return told(g, peer) >= told(g, g->rank); }
+
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
   const scr_shared_block *b = g->peer[rank].shared;
   return atomic_load_explicit(&b->consumed0, memory_order_acquire) +
@@ -103,9 +149,11 @@ int32_t scr_group_awaits(const scr_group *g, int32_t rank) {
 
 /* ---- the state of a rank on its way to another host ---- */
 
-_Static_assert(SCR_STATE_RECORDS == SCR_RECORDS && SCR_STATE_MARKS == SCR_MARKS, "a state has all of them");
+_Static_assert(SCR_STATE_RECORDS == SCR_RECORDS && SCR_STATE_MARKS == SCR_MARKS && SCR_STATE_SPLITS == SCR_SPLITS,
+               "a state has all of them");
 
-enum { RECORD_WORDS = 4, MARK_WORDS = 2, HEAD_WORDS = 4, LANE_WORDS = HEAD_WORDS + RECORD_WORDS * SCR_RECORDS };
+enum { RECORD_WORDS = 4, MARK_WORDS = 2, SPLIT_WORDS = 4, HEAD_WORDS = 4 };
+enum { LANE_WORDS = HEAD_WORDS + RECORD_WORDS * SCR_RECORDS };
 
 static void copy_record(const scr_record *r, uint64_t *out) {
   uint64_t seq = atomic_load_explicit(&r->seq, memory_order_acquire);
@@ -129,7 +177,15 @@ static void copy_mark(const scr_mark *m, uint64_t *out) {
   out[0] = atomic_load_explicit(&m->seq, memory_order_relaxed) == seq ? seq : 0;
 }
 
-void scr_shared_copy_state(void *const shared[SCR_LANES], uint64_t out[SCR_STATE_WORDS]) {
+static void copy_split(const scr_split *s, uint64_t *out) {
+  uint64_t seq = atomic_load_explicit(&s->seq, memory_order_acquire);
+  out[1] = atomic_load_explicit(&s->sent, memory_order_acquire);
+  out[2] = atomic_load_explicit(&s->expected, memory_order_acquire);
+  out[3] = atomic_load_explicit(&s->hash, memory_order_acquire);
+  out[0] = atomic_load_explicit(&s->seq, memory_order_relaxed) == seq ? seq : 0;
+}
+
+void scr_shared_copy_state(void *const shared[SCR_LANES], int32_t size, int32_t with, uint64_t out[SCR_STATE_WORDS]) {
   for (int lane = 0; lane < SCR_LANES; lane++, out += LANE_WORDS) {
     scr_shared_block *b = shared[lane];
     out[0] = atomic_load_explicit(&b->consumed0, memory_order_acquire);
@@ -138,8 +194,12 @@ void scr_shared_copy_state(void *const shared[SCR_LANES], uint64_t out[SCR_STATE
     out[3] = atomic_load_explicit(&b->collective.waits_for, memory_order_acquire);
     for (int i = 0; i < SCR_RECORDS; i++) copy_record(&b->records[i], &out[HEAD_WORDS + RECORD_WORDS * i]);
   }
-  const scr_shared_block *device = shared[SCR_DEVICE_LANE];
-  for (int i = 0; i < SCR_MARKS; i++) copy_mark(&device->marks[i], &out[MARK_WORDS * i]);
+  scr_shared_block *device = shared[SCR_DEVICE_LANE];
+  for (int i = 0; i < SCR_MARKS; i++, out += MARK_WORDS) copy_mark(&device->marks[i], out);
+  *out++ = atomic_load_explicit(&device->splits, memory_order_acquire); /* first: those that it counts are there then */
+  for (uint64_t i = 0; i < SCR_SPLITS; i++, out += SPLIT_WORDS) {
+    copy_split(scr_shared_split(device, (uint32_t)size, (uint32_t)with, i), out);
+  }
 }
 
 /* Whether a rank writes such a state. */
@@ -151,10 +211,14 @@ static bool is_state(const uint64_t *in) {
       if (seq > SCR_SEQ_MASK || (seq != 0 && seq % SCR_RECORDS != i)) return false;
     }
   }
-  for (uint64_t i = 0; i < SCR_MARKS; i++) {
-    uint64_t seq = in[MARK_WORDS * i];
+  for (uint64_t i = 0; i < SCR_MARKS; i++, in += MARK_WORDS) {
+    uint64_t seq = in[0];
     if (seq > SCR_SEQ_MASK || seq % SCR_MARK_EVERY != 0) return false;
     if (seq != 0 && seq / SCR_MARK_EVERY % SCR_MARKS != i) return false;
+  }
+  if (*in++ > SCR_SEQ_MASK) return false;
+  for (uint64_t i = 0; i < SCR_SPLITS; i++, in += SPLIT_WORDS) {
+    if (in[0] > SCR_SEQ_MASK) return false;
   }
   return true;
 }
@@ -181,7 +245,17 @@ static void put_mark(scr_mark *m, const uint64_t *in) {
   atomic_store_explicit(&m->seq, in[0], memory_order_release);
 }
 
-bool scr_shared_put_state(void *const shared[SCR_LANES], const uint64_t in[SCR_STATE_WORDS]) {
+static void put_split(scr_split *s, const uint64_t *in) {
+  if (in[0] <= atomic_load_explicit(&s->seq, memory_order_relaxed)) return;
+  atomic_store_explicit(&s->seq, 0, memory_order_relaxed);
+  atomic_store_explicit(&s->sent, in[1], memory_order_release);
+  atomic_store_explicit(&s->expected, in[2], memory_order_release);
+  atomic_store_explicit(&s->hash, in[3], memory_order_release);
+  atomic_store_explicit(&s->seq, in[0], memory_order_release);
+}
+
+bool scr_shared_put_state(void *const shared[SCR_LANES], int32_t size, int32_t with,
+                          const uint64_t in[SCR_STATE_WORDS]) {
   if (!is_state(in)) return false;
   for (int lane = 0; lane < SCR_LANES; lane++, in += LANE_WORDS) {
     scr_shared_block *b = shared[lane];
@@ -192,6 +266,11 @@ bool scr_shared_put_state(void *const shared[SCR_LANES], const uint64_t in[SCR_S
     for (int i = 0; i < SCR_RECORDS; i++) put_record(&b->records[i], &in[HEAD_WORDS + RECORD_WORDS * i]);
   }
   scr_shared_block *device = shared[SCR_DEVICE_LANE];
-  for (int i = 0; i < SCR_MARKS; i++) put_mark(&device->marks[i], &in[MARK_WORDS * i]);
+  for (int i = 0; i < SCR_MARKS; i++, in += MARK_WORDS) put_mark(&device->marks[i], in);
+  uint64_t told_of = *in++;
+  for (uint64_t i = 0; i < SCR_SPLITS; i++, in += SPLIT_WORDS) {
+    put_split(scr_shared_split(device, (uint32_t)size, (uint32_t)with, i), in);
+  }
+  raise(&device->splits, told_of);
   return true;
 }

@@ -30,6 +30,7 @@ const (
 	NoMemory    Code = C.SCR_INCIDENT_MEMORY   // this process has no memory for what came from Peer
 	Uneven      Code = C.SCR_INCIDENT_UNEVEN   // this rank's blocks differ in length, which the program does not allow
 	Split       Code = C.SCR_INCIDENT_SPLIT    // Peer has a block of Got bytes where Want were expected
+	BlocksUnfit Code = C.SCR_INCIDENT_UNFIT    // the blocks between this rank and Peer differ in an external all_to_all: see Group.Unfit
 
 	// In a collective, Peer wrote what no rank writes:
 
@@ -245,6 +246,26 @@ func agreementOf(op coll.Op) coll.Op {
 	}
 	return coll.Op{Kind: coll.AllReduce, Type: coll.DataType(op.Root & (1<<aboutReduce - 1)), Reduce: coll.ReduceOp(op.Root >> aboutReduce & (1<<aboutReduce - 1)), Bucket: true}
 }
+
+// Unfit is an external all_to_all of which two ranks have told different lengths of the blocks between them. Where they are equal, the blocks of
+// an earlier one did not fit, which the ranks do not remember any more.
+type Unfit struct {
+	Sequence               uint64
+	Sent, Expected         uint64 // by this rank: bytes to the peer, and from it
+	PeerSent, PeerExpected uint64 // by the peer: bytes to this rank, and from it
+}
+
+// Unfit returns the first external all_to_all in which the blocks between this rank and a peer do not fit, of those that both remember.
+func (g *Group) Unfit(peer int) (Unfit, bool) {
+	var u C.scr_unfit
+	if !bool(C.scr_group_unfit(g.c, C.int32_t(peer), &u)) {
+		return Unfit{}, false
+	}
+	return Unfit{uint64(u.sequence), uint64(u.sent), uint64(u.expected), uint64(u.peer_sent), uint64(u.peer_expected)}, true
+}
+
+// BlocksTold reports whether a peer has told the blocks of all external all_to_alls of which this rank has.
+func (g *Group) BlocksTold(peer int) bool { return bool(C.scr_group_splits_told(g.c, C.int32_t(peer))) }
 
 // LastCall returns the number of the last collective that a rank announced, 0 for none, and whether the rank has left the group.
 func (g *Group) LastCall(rank int) (sequence uint64, left bool) {

@@ -138,9 +138,11 @@ int scr_external_compare(scr_group *g, scr_run *r) {
   uint64_t last = recorded_by(&g->peer[g->rank]);
   for (int32_t i = 0; i < scr_n_visited(g); i++) {
     int32_t p = g->visited[i];
-    if (p == g->rank || agrees(g, p, last)) continue;
+    if (p == g->rank) continue;
+    int code = !agrees(g, p, last) ? SCR_INCIDENT_MISMATCH : !scr_splits_fit(g, p) ? SCR_INCIDENT_UNFIT : 0;
+    if (code == 0) continue;
     r->peer = p;
-    return SCR_INCIDENT_MISMATCH;
+    return code;
   }
   return 0;
 }

@@ -35,7 +35,7 @@ int scr_external_met(scr_group *g, scr_run **culprit);
 bool scr_external_sweep(scr_group *g, const scr_run *until, bool all);
 /* Says at which flag an external run is blocked, and returns it. */
 scr_run *scr_external_block(scr_group *g, scr_run *r);
-/* Compares this rank's calls with those of each peer. Returns 0 or SCR_INCIDENT_MISMATCH. */
+/* Compares this rank's calls with those of each peer, and the blocks of all_to_alls. Returns 0 or an incident code. */
 int scr_external_compare(scr_group *g, scr_run *r);
 /* Looks whether the waits of all external runs can still succeed, and compares calls. Returns 0 or an incident code of
  * *culprit. */

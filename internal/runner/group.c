@@ -25,25 +25,24 @@ scr_group *scr_group_of(uint64_t handle) {
   return generation == handle >> 32 ? g : NULL;
 }
 
-uint64_t scr_shared_bytes(int32_t size) {
-  uint64_t n = sizeof(scr_shared_block) + scr_shared_variable_bytes((uint64_t)size);
+uint64_t scr_shared_bytes(int lane, int32_t size) {
+  uint64_t n = sizeof(scr_shared_block) + scr_shared_variable_bytes((uint64_t)size, lane == SCR_DEVICE_LANE);
   return (n + 4095) & ~UINT64_C(4095);
 }
 
-void scr_shared_format(void *shared, int32_t rank, int32_t size, uint64_t engine_bell) {
+void scr_shared_format(void *shared, int lane, int32_t rank, int32_t size, uint64_t engine_bell) {
   scr_shared_block *b = shared;
   b->rank = (uint32_t)rank;
   b->size = (uint32_t)size;
   b->engine_bell = engine_bell;
-  b->bytes = scr_shared_bytes(size);
+  b->bytes = scr_shared_bytes(lane, size);
   b->magic = SCR_SHARED_BLOCK_MAGIC;
 }
 
 int scr_shared_check(scr_peer_config *p, int32_t rank, int32_t size) {
-  uint64_t n = scr_shared_bytes(size);
   const scr_shared_block *b = NULL;
   for (int lane = SCR_LANES; lane-- > 0;) {
-    uint64_t at = p->shared[lane];
+    uint64_t at = p->shared[lane], n = scr_shared_bytes(lane, size);
     if (n > p->arena_bytes || at > p->arena_bytes - n || at % SCR_LINE != 0) return -1;
     b = (const scr_shared_block *)(const void *)((const unsigned char *)p->arena + at);
     if (b->magic != SCR_SHARED_BLOCK_MAGIC || b->rank != (uint32_t)rank || b->size != (uint32_t)size || b->bytes != n)

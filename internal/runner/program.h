@@ -23,6 +23,8 @@ static inline unsigned char *scr_span(scr_segments *s, uint64_t offset, uint64_t
 /* Hashes and records the call of a run, and takes its tickets (start.c). It waits for nothing.
  * Requires: the drive lock. */
 void scr_run_start(scr_group *g, scr_run *r);
+/* Compares what this rank and a peer have told each other of the blocks of external all_to_alls (calls.c). Requires: the drive lock. */
+bool scr_splits_fit(scr_group *g, int32_t peer);
 /* Advances the run until it is finished or blocked, or until_ns has passed (0: no limit).
  * Requires: the drive lock. */
 int scr_run_advance(scr_group *g, scr_run *r, int64_t until_ns);

@@ -155,7 +155,7 @@ static int drive_externals(scr_group *g, const scr_run *until, scr_run **culprit
     start(g, r);
     scr_external_begin(g, r); /* before queue_pop(), so that SCR_QUEUED stays */
     queue_pop(g);
-    if (r->coll.seq % SCR_MARK_EVERY != 0) continue;
+    if (r->coll.seq % SCR_MARK_EVERY != 0 && r->kind != SAGECOMM_ALL_TO_ALL) continue;
     int code = scr_external_compare(g, r);
     *culprit = r;
     if (code) return code;

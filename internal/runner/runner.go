@@ -46,8 +46,10 @@ func Environ() []string {
 	}
 }
 
-// SharedBlockBytes returns the length of a shared block for a group of that size.
-func SharedBlockBytes(size int) int64 { return int64(C.scr_shared_bytes(C.int32_t(size))) }
+// SharedBlockBytes returns the length of the shared block of a lane for a group of that size.
+func SharedBlockBytes(lane Lane, size int) int64 {
+	return int64(C.scr_shared_bytes(C.int(lane), C.int32_t(size)))
+}
 
 // Sizes of shared_block.h.
 const (
@@ -62,8 +64,8 @@ const (
 
 // FormatSharedBlock writes the header of a shared block into zeroed memory. engineBell is the offset of the engine's bell in the
 // same arena.
-func FormatSharedBlock(shared unsafe.Pointer, rank, size int, engineBell int64) {
-	C.scr_shared_format(shared, C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
+func FormatSharedBlock(shared unsafe.Pointer, lane Lane, rank, size int, engineBell int64) {
+	C.scr_shared_format(shared, C.int(lane), C.int32_t(rank), C.int32_t(size), C.uint64_t(engineBell))
 }
 
 // Check reports whether there is a shared block of that rank and size, and sets p.Bell. The header is not read again afterwards,

@@ -35,6 +35,7 @@ enum {
   SCR_INCIDENT_MEMORY,      /* this process has no memory for what `peer` sent */
   SCR_INCIDENT_UNEVEN,      /* all_to_all: this rank's blocks differ in length, which the program does not support */
   SCR_INCIDENT_SPLIT,       /* all_to_all: `peer` has a block of `got` bytes where `bytes` are expected */
+  SCR_INCIDENT_UNFIT, /* external all_to_alls: blocks between this rank and `peer` differ; see scr_group_unfit() */
   /* `peer` wrote an invalid value in a collective: */
   SCR_INCIDENT_BAD_LONGEST, /* the length of the longest block of its all_to_all */
   SCR_INCIDENT_BAD_CHANNEL, /* the offset of its channel number `got` to this rank */
@@ -241,10 +242,10 @@ typedef struct scr_group_config {
   const scr_peer_config *peers;
 } scr_group_config;
 
-/* Bytes of a shared block for a group of `size`. */
-uint64_t scr_shared_bytes(int32_t size);
+/* Bytes of a shared block of a lane for a group of `size`. */
+uint64_t scr_shared_bytes(int lane, int32_t size);
 /* Initialises a shared block in zeroed memory. engine_bell is an offset in the same arena. */
-void scr_shared_format(void *shared, int32_t rank, int32_t size, uint64_t engine_bell);
+void scr_shared_format(void *shared, int lane, int32_t rank, int32_t size, uint64_t engine_bell);
 /* Returns 0, or -1 if there are no shared blocks of this rank and size at the offsets p->shared of p->arena. Sets
  * p->engine_bell: the peer may change the header of its shared block at any time, so it is read here and never
  * again. */
@@ -341,6 +342,17 @@ bool scr_group_last_in(const scr_group *g, int lane, int32_t rank, scr_call *out
  * mark at or before a number with a peer's: true also where either has none. */
 void scr_group_mark(scr_group *g, uint64_t seq, uint64_t hash);
 bool scr_group_marks_agree(const scr_group *g, int32_t peer, uint64_t seq);
+/* The lengths of the blocks between two ranks in an external all_to_all, as both have told them. */
+typedef struct scr_unfit {
+  uint64_t sequence;
+  uint64_t sent, expected;           /* by this rank: bytes to the peer, and from it */
+  uint64_t peer_sent, peer_expected; /* by the peer: bytes to this rank, and from it */
+} scr_unfit;
+/* Compares what this rank and a peer have told each other of external all_to_alls, as far back as both remember. Returns true if it
+ * differs, with the first call in which it does. Where the lengths of that one fit, those of an earlier one did not. */
+bool scr_group_unfit(const scr_group *g, int32_t peer, scr_unfit *out);
+/* Whether the peer has told of all external all_to_alls of which this rank has. */
+bool scr_group_splits_told(const scr_group *g, int32_t peer);
 /* Returns the number of the last collective of the device lane whose input was ready on `rank`, from either lane. */
 uint64_t scr_group_reached(const scr_group *g, int32_t rank);
 /* Device lane: whether a stream of this rank has not reached its p2p operation, or a peer has called the send of a recv and
@@ -356,14 +368,17 @@ int32_t scr_group_awaits(const scr_group *g, int32_t rank);
 uint64_t scr_shared_recorded(const void *shared);
 
 /* What a rank tells a peer that shares no memory with it, for diagnosis (docs/protocol.md, section 16): of each lane
- * consumed0, consumed1, reached, waits_for and the records, then the marks. A record or mark that its owner is writing
- * has seq = 0. scr_shared_put_state() stores it in the shadow of the rank, where no word falls. It returns false, and
- * stores nothing, if no rank writes that. `shared` has the shared blocks by lane. */
-#define SCR_STATE_WORDS (SCR_LANES * (4 + 4 * SCR_STATE_RECORDS) + 2 * SCR_STATE_MARKS)
+ * consumed0, consumed1, reached, waits_for and the records, then the marks, then of the pair with rank `with` the number of external
+ * all_to_alls and the lengths of their blocks. A record, mark or length that its owner is writing has seq = 0.
+ * scr_shared_put_state() stores it in the shadow of the rank, where no word falls. It returns false, and stores nothing, if no
+ * rank writes that. `shared` has the shared blocks by lane, of a group of `size`. */
+#define SCR_STATE_WORDS (SCR_LANES * (4 + 4 * SCR_STATE_RECORDS) + 2 * SCR_STATE_MARKS + 1 + 4 * SCR_STATE_SPLITS)
 #define SCR_STATE_RECORDS 64
 #define SCR_STATE_MARKS 64
-void scr_shared_copy_state(void *const shared[SCR_LANES], uint64_t out[SCR_STATE_WORDS]);
-bool scr_shared_put_state(void *const shared[SCR_LANES], const uint64_t in[SCR_STATE_WORDS]);
+#define SCR_STATE_SPLITS 64
+void scr_shared_copy_state(void *const shared[SCR_LANES], int32_t size, int32_t with, uint64_t out[SCR_STATE_WORDS]);
+bool scr_shared_put_state(void *const shared[SCR_LANES], int32_t size, int32_t with,
+                          const uint64_t in[SCR_STATE_WORDS]);
 
 /* The program cache. scr_cache_insert() returns false if the cache is full; the program then belongs to one run. */
 scr_program *scr_program_new(void);

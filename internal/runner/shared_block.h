@@ -10,10 +10,11 @@
 
 #include <stdalign.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define SCR_LINE 128
-#define SCR_SHARED_BLOCK_MAGIC UINT64_C(0x7361676562643034) /* "sagebd04" */
+#define SCR_SHARED_BLOCK_MAGIC UINT64_C(0x7361676562643035) /* "sagebd05" */
 
 /* The small slots: a short payload lies in the cache line of `filled`. */
 #define SCR_SMALL_SLOTS 8
@@ -135,6 +136,17 @@ typedef struct scr_mark {
   _Atomic uint64_t hash;
 } scr_mark;
 
+/* The lengths of the blocks between two ranks in the last SCR_SPLITS external all_to_alls, which no other rank knows. It is written
+ * as a record is. */
+#define SCR_SPLITS 64
+
+typedef struct scr_split {
+  _Atomic uint64_t seq;      /* number of the collective */
+  _Atomic uint64_t sent;     /* bytes from the owner to the peer */
+  _Atomic uint64_t expected; /* bytes from the peer to the owner */
+  _Atomic uint64_t hash;     /* of these lengths in all external all_to_alls so far, the same on both ranks */
+} scr_split;
+
 /* A rank has one for each lane of the group. */
 typedef struct scr_shared_block {
   alignas(SCR_LINE) uint64_t magic;
@@ -148,6 +160,7 @@ typedef struct scr_shared_block {
   alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t reached; /* device lane: the last collective whose input was ready on this rank */
+  alignas(SCR_LINE) _Atomic uint64_t splits;  /* device lane: how many external all_to_alls the owner has told of */
   scr_sleeper collective;
   scr_sleeper p2p;
   /* Host lane, of rank 0, or of each rank where the ranks share no memory: 1 + the rank whose record is the first cause. */
@@ -160,7 +173,8 @@ typedef struct scr_shared_block {
    * scr_channel_reader channel_reader[size]: of the channels.
    * _Atomic uint64_t fifo[size]: offsets in the owner's arena of the fifos that it writes, 0 until one exists.
    * _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels.
-   * _Atomic uint64_t detached[size]: each rank writes its own: 1 once it will not touch this shared block any more. */
+   * _Atomic uint64_t detached[size]: each rank writes its own: 1 once it will not touch this shared block any more.
+   * Device lane: scr_split split[size][SCR_SPLITS]: number n of them lies in place n mod SCR_SPLITS. */
   alignas(SCR_LINE) unsigned char variable[];
 } scr_shared_block;
 
@@ -186,8 +200,14 @@ static inline _Atomic uint64_t *scr_shared_detached(scr_shared_block *b, uint32_
   return scr_shared_channel(b, size, size, 0) + by;
 }
 
-static inline uint64_t scr_shared_variable_bytes(uint64_t size) {
-  return size * (sizeof(scr_fifo_reader) + sizeof(scr_channel_reader) + (2 + SCR_CHANNELS) * sizeof(uint64_t));
+/* Device lane. `n` counts external all_to_alls from 1. */
+static inline scr_split *scr_shared_split(scr_shared_block *b, uint32_t size, uint32_t with, uint64_t n) {
+  return (scr_split *)(void *)scr_shared_detached(b, size, size) + (uint64_t)with * SCR_SPLITS + n % SCR_SPLITS;
+}
+
+static inline uint64_t scr_shared_variable_bytes(uint64_t size, bool device) {
+  uint64_t each = sizeof(scr_fifo_reader) + sizeof(scr_channel_reader) + (2 + SCR_CHANNELS) * sizeof(uint64_t);
+  return size * (each + (device ? SCR_SPLITS * sizeof(scr_split) : 0));
 }
 
 #endif

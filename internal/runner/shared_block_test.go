@@ -20,9 +20,9 @@ func TestSharedBlockOfAPeerIsChecked(t *testing.T) {
 
 // checkSharedBlock spoils the header of the shared block of one lane, which is the last one in the arena.
 func checkSharedBlock(t *testing.T, lane Lane, rank, size int, line, at int64) {
-	other := SharedBlockBytes(size)
-	at += other
-	arena, err := syscall.Mmap(-1, 0, int(at+SharedBlockBytes(size)), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	other := DeviceLane - lane
+	at += SharedBlockBytes(other, size)
+	arena, err := syscall.Mmap(-1, 0, int(at+SharedBlockBytes(lane, size)), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	require.NoError(t, err)
 	defer func() { _ = syscall.Munmap(arena) }()
 	bytes := int64(len(arena))
@@ -48,7 +48,7 @@ func checkSharedBlock(t *testing.T, lane Lane, rank, size int, line, at int64) {
 		"bell not aligned":                     {set(bellWord, 130), false},
 		"shared block before the arena":        {func(p *Peer) { p.Shared[lane] = -at }, false},
 		"shared block partly behind the arena": {func(p *Peer) { p.Bytes -= line }, false},
-		"arena shorter than a shared block":    {func(p *Peer) { p.Bytes, p.Shared[lane] = SharedBlockBytes(size)-1, 0 }, false},
+		"arena shorter than a shared block":    {func(p *Peer) { p.Bytes, p.Shared[lane] = SharedBlockBytes(lane, size)-1, 0 }, false},
 		"shared block not aligned": {func(p *Peer) {
 			copy(arena[at-64:], arena[at:at+256])
 			p.Shared[lane] = at - 64
@@ -58,8 +58,8 @@ func checkSharedBlock(t *testing.T, lane Lane, rank, size int, line, at int64) {
 			continue // the bell is taken from the header of the host lane's block
 		}
 		clear(arena)
-		FormatSharedBlock(unsafe.Pointer(&arena[at]), rank, size, 128)
-		FormatSharedBlock(unsafe.Pointer(&arena[0]), rank, size, 128)
+		FormatSharedBlock(unsafe.Pointer(&arena[at]), lane, rank, size, 128)
+		FormatSharedBlock(unsafe.Pointer(&arena[0]), other, rank, size, 128)
 		p := Peer{Arena: unsafe.Pointer(&arena[0]), Bytes: bytes}
 		p.Shared[lane] = at
 		c.change(&p)

@@ -31,6 +31,27 @@ static void record_call(scr_group *g, const scr_run *r, uint64_t fields) {
   atomic_store_explicit(&rec->seq, r->coll.seq, memory_order_release);
 }
 
+/* Tells each peer the lengths of the blocks between it and this rank, which peers read with read_split() (calls.c). The count comes
+ * last, so a reader that sees it finds them. */
+static void record_splits(scr_group *g, const scr_run *r) {
+  uint64_t n = ++g->coll.splits;
+  for (int32_t i = 0; i < g->size; i++) {
+    if (i == g->rank) continue;
+    scr_peer *p = &g->peer[i];
+    uint64_t sent = scr_block_bytes(&r->in_blocks, i), expected = scr_block_bytes(&r->out_blocks, i);
+    bool first = g->rank < i;
+    p->split_hash = scr_batch_hash(p->split_hash, first ? sent : expected);
+    p->split_hash = scr_batch_hash(p->split_hash, first ? expected : sent);
+    scr_split *s = scr_shared_split(g->shared, (uint32_t)g->size, (uint32_t)i, n);
+    atomic_store_explicit(&s->seq, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->sent, sent, memory_order_release); /* release, so that seq is 0 before */
+    atomic_store_explicit(&s->expected, expected, memory_order_release);
+    atomic_store_explicit(&s->hash, p->split_hash, memory_order_release);
+    atomic_store_explicit(&s->seq, r->coll.seq, memory_order_release);
+  }
+  atomic_store_explicit(&g->shared->splits, n, memory_order_release);
+}
+
 static uint64_t chunks_of(const scr_run *r) {
   uint32_t chunk = r->coll.program->chunk;
   return r->coll.longest == 0 ? 1 : (r->coll.longest + chunk - 1) / chunk;
@@ -69,7 +90,10 @@ void scr_run_start(scr_group *g, scr_run *r) {
   r->coll.stream_out =
       r->bytes >= g->stream_bytes && r->out.n > 0 && (r->in.n == 0 || r->in.list[0].data != r->out.list[0].data);
   if (g->size > 1) g->coll.ticket[large] += tickets;
-  if (SCR_UNLIKELY(g->lane == SCR_DEVICE_LANE)) scr_group_mark(g, r->coll.seq, r->coll.hash);
+  if (SCR_UNLIKELY(g->lane == SCR_DEVICE_LANE)) {
+    scr_group_mark(g, r->coll.seq, r->coll.hash);
+    if (r->gate.external && r->kind == SAGECOMM_ALL_TO_ALL) record_splits(g, r);
+  }
   record_call(g, r, fields);
   SCR_FAULT(SCR_FAULT_STARTED);
 }

@@ -210,8 +210,8 @@ func openWorld(t *testing.T, c program) *world {
 	for i := range peers {
 		peers[i] = runner.Peer{Arena: w.at(0), Bytes: worldBytes}
 		for lane := range peers[i].Shared {
-			peers[i].Shared[lane] = w.take(runner.SharedBlockBytes(c.size))
-			runner.FormatSharedBlock(w.at(peers[i].Shared[lane]), i, c.size, 0)
+			peers[i].Shared[lane] = w.take(runner.SharedBlockBytes(runner.Lane(lane), c.size))
+			runner.FormatSharedBlock(w.at(peers[i].Shared[lane]), runner.Lane(lane), i, c.size, 0)
 		}
 		require.True(t, peers[i].Check(i, c.size))
 	}

@@ -80,7 +80,7 @@ func (p *Pair) pushState() (moved bool, err error) {
 // pushOwnState sends the state of this rank.
 func (p *Pair) pushOwnState() error {
 	h := p.header(tcp.State)
-	return p.bare(0, &h, runner.CopyState(p.words(func(l *lane) runner.Words { return l.own })))
+	return p.bare(0, &h, runner.CopyState(p.words(func(l *lane) runner.Words { return l.own }), p.To))
 }
 
 func (p *Pair) words(of func(*lane) runner.Words) (list [runner.Lanes]runner.Words) {
@@ -160,7 +160,7 @@ func (p *Pair) putState(h *tcp.Header, state []byte) error {
 	for n := range words {
 		words[n] = p.shadowWords(n)
 	}
-	if !runner.PutState(words, state) {
+	if !runner.PutState(words, p.Rank, state) {
 		return p.wrong(h, "no rank has such a state")
 	}
 	if p.Stated != nil {

@@ -45,6 +45,13 @@ func stateOf() []byte {
 		add(32 * (64 + i))
 		add(77 + i)
 	}
+	add(200) // all_to_alls
+	for i := range uint64(64) {
+		add(900 + i)
+		for n := range uint64(3) {
+			add(10000*i + n + 1)
+		}
+	}
 	return state
 }
 
@@ -61,18 +68,18 @@ func TestAsk(t *testing.T) {
 	a, b := pairOfEnds(t)
 	told := a.stated()
 	want := stateOf()
-	require.True(t, runner.PutState(b.pair.words(func(l *lane) runner.Words { return l.own }), want)) // as if b's runner had
+	require.True(t, runner.PutState(b.pair.words(func(l *lane) runner.Words { return l.own }), b.pair.To, want)) // as if b's runner had
 	for n := range int32(3) {
 		a.Ask(a.pair, nil)
 		require.Eventually(t, func() bool { return told.Load() == n+1 }, soon, time.Millisecond)
-		require.Equal(t, words(stateOf()), words(runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }))))
+		require.Equal(t, words(stateOf()), words(runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }), a.pair.Rank)))
 	}
 	older := stateOf()
 	for at := 0; at < len(older); at += 8 {
 		binary.LittleEndian.PutUint64(older[at:], 0)
 	}
-	require.True(t, runner.PutState(a.pair.words(func(l *lane) runner.Words { return l.shadow }), older))
-	require.Equal(t, words(stateOf()), words(runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }))))
+	require.True(t, runner.PutState(a.pair.words(func(l *lane) runner.Words { return l.shadow }), a.pair.Rank, older))
+	require.Equal(t, words(stateOf()), words(runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }), a.pair.Rank)))
 	require.NoError(t, a.pair.Link.Err())
 }
 
@@ -154,7 +161,7 @@ func TestNobodyAnswers(t *testing.T) {
 func TestTheLastStateComesBeforeTheGoodbye(t *testing.T) {
 	a, b := pairOfEnds(t)
 	told := a.stated()
-	require.True(t, runner.PutState(b.pair.words(func(l *lane) runner.Words { return l.own }), stateOf())) // as if b's runner had
+	require.True(t, runner.PutState(b.pair.words(func(l *lane) runner.Words { return l.own }), b.pair.To, stateOf())) // as if b's runner had
 	b.pair.lanes[runner.HostLane].own.Left().Store(9)
 	require.True(t, b.Flush(soon))
 	shadow := a.pair.words(func(l *lane) runner.Words { return l.shadow })
@@ -176,7 +183,7 @@ func TestForgedStates(t *testing.T) {
 	}{
 		"nobody asked, twice":      {false, nil, "asked for: false"},
 		"nobody asked, and wrong":  {false, word(4, 1<<40), "no rank has such a state"},
-		"short":                    {true, func(s []byte) []byte { return s[8:] }, "5176 bytes of 5184"},
+		"short":                    {true, func(s []byte) []byte { return s[8:] }, "7232 bytes of 7240"},
 		"a record of no number":    {true, word(4, 1<<40), "no rank has such a state"},
 		"a record somewhere else":  {true, word(4, 897), "no rank has such a state"},
 		"a mark of no number":      {true, word(2*(4+4*64), 33), "no rank has such a state"},
@@ -202,7 +209,7 @@ func TestForgedStates(t *testing.T) {
 				require.NoError(t, b.pair.Link.Send(0, &h, first))
 				b.barrier(t, a, 0)
 			}
-			shadow := func() []byte { return runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow })) }
+			shadow := func() []byte { return runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }), a.pair.Rank) }
 			before := shadow()
 			state := stateOf()
 			if c.spoil != nil {

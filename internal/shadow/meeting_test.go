@@ -120,7 +120,7 @@ func TestMeetWithoutNeed(t *testing.T) {
 // A rank that leaves gives its memory back without a link, and who wants one later is told that it has left, with the state that it had.
 func TestGoodbyeBeforeTheLink(t *testing.T) {
 	w := newApart(t)
-	require.True(t, runner.PutState(w.b.pair.side.own, stateOf()))
+	require.True(t, runner.PutState(w.b.pair.side.own, w.b.pair.Rank, stateOf()))
 	w.b.leave()
 	w.eventually(w.b.ended)
 	require.True(t, w.b.Flush(soon))

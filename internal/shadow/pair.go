@@ -42,7 +42,15 @@ type Config struct {
 
 // memoryOf returns the length of the memory of a pair: for each lane a shared block, and the channels and the fifo from the remote rank.
 func memoryOf(size int, g runner.Geometry) int64 {
-	return int64(runner.Lanes) * (runner.SharedBlockBytes(size) + channelsOf(g) + fifoOf(g))
+	return laneAt(int(runner.Lanes), size, g)
+}
+
+// laneAt returns where the memory of a lane begins in that of a pair.
+func laneAt(lane, size int, g runner.Geometry) (at int64) {
+	for before := range lane {
+		at += runner.SharedBlockBytes(runner.Lane(before), size) + channelsOf(g) + fifoOf(g)
+	}
+	return at
 }
 
 const page = 4096
@@ -147,7 +155,7 @@ func newPair(c Config, of *side) *Pair {
 	}
 	p.shadow = runner.Peer{Pair: runner.AddPair(p), Arena: c.Memory.at(c.Shadow), Bytes: c.Memory.each}
 	for n := range p.shadow.Shared {
-		p.shadow.Shared[n] = int64(n) * (runner.SharedBlockBytes(c.Size) + channelsOf(c.Geometry) + fifoOf(c.Geometry))
+		p.shadow.Shared[n] = laneAt(n, c.Size, c.Geometry)
 	}
 	p.left = p.shadowWords(int(runner.HostLane)).Left()
 	return p
@@ -168,8 +176,8 @@ func (p *Pair) make() {
 	for n := range lanes {
 		l := &lanes[n]
 		at := p.shadow.Shared[n]
-		runner.FormatSharedBlock(unsafe.Add(p.shadow.Arena, at), c.To, c.Size, 0)
-		at += runner.SharedBlockBytes(c.Size)
+		runner.FormatSharedBlock(unsafe.Add(p.shadow.Arena, at), runner.Lane(n), c.To, c.Size, 0)
+		at += runner.SharedBlockBytes(runner.Lane(n), c.Size)
 		l.own, l.shadow = p.ownWords(n), p.shadowWords(n)
 		l.shadow.SleepFor(c.Rank)
 		l.left = l.own.Left()

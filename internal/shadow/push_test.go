@@ -95,7 +95,7 @@ func TestPushTakesBackWhatIsNotSent(t *testing.T) {
 	}, soon, time.Millisecond)
 	hear := a.deafen(t)
 	host := &a.pair.lanes[runner.HostLane]
-	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+	offset := uint64(2*page + sharedBlocks(runner.Lanes))
 	host.own.Channel(1, 0).Store(offset)
 	place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
 	*place.Bytes = 8
@@ -116,7 +116,7 @@ func TestWhoPollsSendsWhatWasNotSent(t *testing.T) {
 		a, b := pairThatSleeps(t)
 		a.deafen(t)
 		host := &a.pair.lanes[runner.HostLane]
-		offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+		offset := uint64(2*page + sharedBlocks(runner.Lanes))
 		host.own.Channel(1, 0).Store(offset)
 		place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), 1)
 		*place.Bytes = 8

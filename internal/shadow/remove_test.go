@@ -166,7 +166,7 @@ func fill(t *testing.T, a, b *end, on int) {
 
 // publish writes the first messages of channel 0 as the runner does.
 func (e *end) publish(messages uint64) {
-	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+	offset := uint64(2*page + sharedBlocks(runner.Lanes))
 	for n := uint64(1); n <= messages; n++ {
 		place := runner.Short.PlaceOf(unsafe.Add(e.own.Arena, offset), n)
 		*place.Bytes = runner.Short.Message

@@ -83,6 +83,14 @@ func newEnd(t testing.TB, rank int) *end {
 	return e
 }
 
+// sharedBlocks returns the bytes of the shared blocks of so many lanes.
+func sharedBlocks(lanes int) (bytes int64) {
+	for n := range lanes {
+		bytes += runner.SharedBlockBytes(runner.Lane(n), 2)
+	}
+	return bytes
+}
+
 // newOwn returns the place of the shared blocks of a rank of this process, in an arena of their own.
 func newOwn(t testing.TB, rank int) (own runner.Peer, free func()) {
 	t.Helper()
@@ -90,8 +98,8 @@ func newOwn(t testing.TB, rank int) (own runner.Peer, free func()) {
 	require.NoError(t, err)
 	own = runner.Peer{Arena: unsafe.Pointer(&memory[0]), Bytes: int64(len(memory)), Bell: 0}
 	for n := range own.Shared {
-		own.Shared[n] = 2*page + int64(n)*runner.SharedBlockBytes(2)
-		runner.FormatSharedBlock(unsafe.Add(own.Arena, own.Shared[n]), rank, 2, 0)
+		own.Shared[n] = 2*page + sharedBlocks(n)
+		runner.FormatSharedBlock(unsafe.Add(own.Arena, own.Shared[n]), runner.Lane(n), rank, 2, 0)
 	}
 	return own, func() { require.NoError(t, unix.Munmap(memory)) }
 }
@@ -353,7 +361,7 @@ func TestGoodbyeOnEveryConnection(t *testing.T) {
 func TestPump(t *testing.T) {
 	a, b := pairOfEnds(t)
 	// a writes in the place of a runner: its channel to b lies behind its shared blocks.
-	offset := uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+	offset := uint64(2*page + sharedBlocks(runner.Lanes))
 	out := unsafe.Add(a.own.Arena, offset)
 	own := a.pair.lanes[runner.HostLane].own
 	own.Channel(1, 2).Store(offset)

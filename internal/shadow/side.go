@@ -149,11 +149,12 @@ func (x *side) sayLeft() (moved bool, err error) {
 }
 
 // lastState returns the state that LEFT of a number has: ranks without a pair need the last call on the device lane, as those with one do.
+// They have exchanged no blocks with this rank.
 func (x *side) lastState(number uint64) []byte {
 	if number == gaveUp || x.own[runner.DeviceLane].LastCall() == 0 {
 		return nil
 	}
-	return runner.CopyState(x.own)
+	return runner.CopyState(x.own, x.rank)
 }
 
 // isUnsaid reports whether the pair is made and OPEN was not sent. The pump asks, which sends it.

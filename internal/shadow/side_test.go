@@ -257,7 +257,7 @@ func TestTheLastStateComesWithLeft(t *testing.T) {
 	for _, made := range []bool{false, true} {
 		a, b := strangers(t)
 		told := b.stated()
-		require.True(t, runner.PutState(a.pair.side.own, stateOf())) // as if a's runner had
+		require.True(t, runner.PutState(a.pair.side.own, a.pair.Rank, stateOf())) // as if a's runner had
 		if made {
 			a.hold(0) // OPEN does not come before a has left
 			require.True(t, b.pair.Open())
@@ -344,9 +344,9 @@ func TestForgedStatesOfLeft(t *testing.T) {
 		state  []byte
 		reason string
 	}{
-		"short":                 {3, stateOf()[8:], "5176 bytes, a state has 5184"},
+		"short":                 {3, stateOf()[8:], "7232 bytes, a state has 7240"},
 		"of no rank":            {3, wrong, "no rank has such a state"},
-		"of a rank that is not": {gaveUp, stateOf(), "number 18446744073709551615 with 5184 bytes"},
+		"of a rank that is not": {gaveUp, stateOf(), "number 18446744073709551615 with 7240 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := strangers(t)

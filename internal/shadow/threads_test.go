@@ -38,7 +38,7 @@ func newTalker(p *Pair, own runner.Peer, k int) *talker {
 }
 
 func (x *talker) offset() uint64 {
-	return uint64(2*page+int64(runner.Lanes)*runner.SharedBlockBytes(2)) + uint64(x.k)*uint64(runner.Short.ChannelBytes())
+	return uint64(2*page+sharedBlocks(runner.Lanes)) + uint64(x.k)*uint64(runner.Short.ChannelBytes())
 }
 
 // step does what can be done now.

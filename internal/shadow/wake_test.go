@@ -93,7 +93,7 @@ func TestWakesReachThePump(t *testing.T) {
 	_, threads := host.shadow.P2PSleeper()
 	require.Zero(t, threads.Load(), "no thread sleeps in a shadow")
 
-	offset = uint64(2*page + int64(runner.Lanes)*runner.SharedBlockBytes(2))
+	offset = uint64(2*page + sharedBlocks(runner.Lanes))
 	host.own.Channel(1, 0).Store(offset)
 	for n := uint64(1); n <= runner.ChannelPlaces; n++ {
 		place := runner.Short.PlaceOf(unsafe.Add(a.own.Arena, offset), n)

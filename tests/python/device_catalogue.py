@@ -92,6 +92,63 @@ def different_calls() -> None:
         expect(x, 5)
 
 
+def exchange(step: int, group: Any = None, sent: int = -1, expected: int = -1) -> None:
+    """An all_to_all_single with splits that change with each step. With `sent`, rank 0 sends rank 1 so many elements,
+    which expects another number."""
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+    ins = [(step + rank + 2 * peer) % 5 for peer in ranks]
+    outs = [(step + peer + 2 * rank) % 5 for peer in ranks]
+    if sent >= 0 and rank == 0:
+        ins[1] = sent
+    if sent >= 0 and rank == 1:
+        outs[0] = expected
+    y = full(0, sum(outs))
+    dist.all_to_all_single(y, full(mine(), sum(ins)), outs, ins, group=group)
+    if sent < 0:
+        assert y.tolist() == [float(peer + 1) for peer in ranks for _ in range(outs[peer])]
+
+
+def unfit(sent: int, expected: int) -> str:
+    """The error of rank 0, or of rank 1, where rank 0 sends so many bytes to rank 1. Each names where the other is."""
+    where = r"( \([^)]*\))?"
+    return rf"rank 1{where} expects {expected} bytes from rank 0{where} in all_to_all #\d+, which sends it {sent};"
+
+
+SPLITS = [(5, 7), (5, 1_200_000), (1_200_000, 5), (3, 0)]
+
+
+def splits_that_do_not_fit() -> None:
+    """All steps before are right, and both ranks get an error with both lengths."""
+    for sent, expected_ in SPLITS:
+        group = dist.new_group()
+        for step in range(4 if sent > 5 else 70):
+            exchange(step, group)
+        x = full(mine())
+
+        def call(_: Any, group: Any, sent: int = sent, expected: int = expected_) -> None:
+            exchange(0, group, sent, expected)
+
+        with pytest.raises(sagecomm.CollectiveMismatch, match=unfit(4 * sent, 4 * expected_)):
+            call_until_it_raises(call, x, group)
+        x.fill_(5)
+        expect(x, 5)
+
+
+def blocks_that_do_not_fit() -> None:
+    """The same without splits: each rank cuts its tensors into equal blocks."""
+    group = dist.new_group()
+    x = full(mine())
+
+    def call(_: Any, group: Any) -> None:
+        n = 4 + 2 * dist.get_rank()
+        dist.all_to_all_single(full(0, n), full(mine(), n), group=group)
+
+    with pytest.raises(sagecomm.CollectiveMismatch, match=r"expects (8|12) bytes from .*, which sends it (12|8);"):
+        call_until_it_raises(call, x, group)
+    x.fill_(5)
+    expect(x, 5)
+
+
 # ---- types, places in memory ----
 
 
@@ -225,6 +282,8 @@ def collective_destroyed_in_flight() -> None:
 PROGRAMS: list[Callable[[], Any]] = [
     a_rank_that_does_not_call,
     different_calls,
+    splits_that_do_not_fit,
+    blocks_that_do_not_fit,
     reductions_and_types,
     float8_is_moved,
     odd_places,

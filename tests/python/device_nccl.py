@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import device_catalogue
 import fake_cuda
 import sagecomm
 from device_programs import held
@@ -362,6 +363,22 @@ def ranks_differ(rank: int, size: int, store: str) -> str:
     def work() -> None:
         dist.all_reduce(torch.ones(4, device="cuda"))
         dist.all_reduce(torch.ones(4 + rank, device="cuda"), async_op=True).wait(timedelta(seconds=30))
+
+    return raised(work)
+
+
+def splits_differ(rank: int, size: int, store: str, sent: int, expected: int) -> str:
+    """NCCL waits for ever, or ends with what it has, when a rank sends more or less than its peer expects."""
+    join_group(rank, size, store)
+
+    def work() -> None:
+        for step in range(3):
+            device_catalogue.exchange(step)
+        device_catalogue.exchange(3, None, sent, expected)
+        bound = time.monotonic() + 30
+        while time.monotonic() < bound:
+            dist.all_reduce(torch.ones(4, device="cuda"))
+            torch.cuda.synchronize()
 
     return raised(work)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import device_catalogue
 import fake_cuda
 from cuda_bed import CudaBed
 from device_bed import Schedule, cases_of, deaths, quick_if_lazy, quick_if_random
@@ -172,6 +173,13 @@ def test_a_rank_is_absent(cuda_bed: CudaBed) -> None:
 def test_ranks_call_different_operations(cuda_bed: CudaBed) -> None:
     for text in cuda_bed.ranks("device_nccl:ranks_differ", 2, **SETTINGS):
         assert text.startswith("CollectiveMismatch: "), text
+
+
+@pytest.mark.parametrize("splits", quickly([(5, 7)], device_catalogue.SPLITS), ids=str)
+def test_splits_do_not_fit(cuda_bed: CudaBed, splits: tuple[int, int]) -> None:
+    sent, expected = splits
+    for text in cuda_bed.ranks("device_nccl:splits_differ", 2, *splits, **SETTINGS):
+        assert re.match("CollectiveMismatch: .*" + device_catalogue.unfit(4 * sent, 4 * expected), text), text
 
 
 @pytest.mark.parametrize("devices", quickly([1], [1, 4]))

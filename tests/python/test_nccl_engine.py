@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import device_catalogue
 from cuda_bed import CudaBed, on_hosts
 from device_bed import Schedule, by_turns, cases_of, deaths
 from selection import quickly
@@ -148,6 +149,14 @@ def test_ranks_call_different_operations(cuda_bed: CudaBed, hosts: tuple[int, ..
         assert text.startswith("CollectiveMismatch: "), text
         assert "4 elements" in text
         assert "5 elements" in text
+
+
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+@pytest.mark.parametrize("splits", quickly([(5, 7)], device_catalogue.SPLITS), ids=str)
+def test_splits_do_not_fit(cuda_bed: CudaBed, splits: tuple[int, int], hosts: tuple[int, ...]) -> None:
+    sent, expected = splits
+    for text in cuda_bed.ranks("device_nccl:splits_differ", 2, *splits, hosts=hosts, **SETTINGS):
+        assert re.match("CollectiveMismatch: .*" + device_catalogue.unfit(4 * sent, 4 * expected), text), text
 
 
 def test_calls_that_differ_and_end_all_the_same(cuda_bed: CudaBed) -> None:

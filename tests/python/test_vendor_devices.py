@@ -49,6 +49,8 @@ _FAILURES = {
     device_calls.mismatch,
     device_catalogue.a_rank_that_does_not_call,
     device_catalogue.different_calls,
+    device_catalogue.splits_that_do_not_fit,
+    device_catalogue.blocks_that_do_not_fit,
     device_waits.next_operation_raises,
 }
 WITHOUT: dict[str, set[Callable[[], Any]]] = {"staged": set(), "cncl": _TWO_GROUPS, "hccl": _TWO_GROUPS | _FAILURES}

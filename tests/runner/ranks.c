@@ -144,7 +144,7 @@ static void incident(uint64_t handle, const scr_incident *t) {
         [SCR_INCIDENT_BAD_MESSAGE] = SAGECOMM_INTERNAL, [SCR_INCIDENT_BAD_TAKEN] = SAGECOMM_INTERNAL,
         [SCR_INCIDENT_TIMEOUT] = SAGECOMM_TIMEOUT,      [SCR_INCIDENT_UNEVEN] = SAGECOMM_SYSTEM,
         [SCR_INCIDENT_LEFT] = SAGECOMM_PEER_FAILURE,    [SCR_INCIDENT_TYPE] = SAGECOMM_MISMATCH,
-        [SCR_INCIDENT_MEMORY] = SAGECOMM_SYSTEM};
+        [SCR_INCIDENT_MEMORY] = SAGECOMM_SYSTEM,        [SCR_INCIDENT_UNFIT] = SAGECOMM_MISMATCH};
     CHECK((size_t)t->code < sizeof status / sizeof *status && status[t->code] != SAGECOMM_OK);
     e.status = status[t->code];
     e.rank = t->peer;
@@ -269,8 +269,8 @@ static void make_shared_blocks(int n, scr_peer_config peers[]) {
   for (int i = 0; i < n; i++) {
     peers[i] = (scr_peer_config){.arena = arena_of(i), .arena_bytes = ARENA_BYTES};
     for (int lane = 0; lane < SCR_LANES; lane++) {
-      peers[i].shared[lane] = take_memory(i, scr_shared_bytes(n));
-      scr_shared_format(arena_of(i) + peers[i].shared[lane], i, n, 0);
+      peers[i].shared[lane] = take_memory(i, scr_shared_bytes(lane, n));
+      scr_shared_format(arena_of(i) + peers[i].shared[lane], lane, i, n, 0);
     }
     CHECK(scr_shared_check(&peers[i], i, n) == 0);
     peers[i].engine_bell = (uint64_t)(arena_of(MAX_RANKS) - arena_of(i)); /* one process, one engine */

@@ -78,6 +78,10 @@ void test_external_cut_while_asked(int size, waiting w, uint64_t seed);
 void test_external_beside_a_gate(int size, waiting w, uint64_t seed);
 void test_external_late_behind_another(int size, waiting w, uint64_t seed);
 void test_marks(int size, waiting w, uint64_t seed);
+/* splits.c */
+void test_splits(int size, waiting w, uint64_t seed);
+void test_splits_compared(int size, waiting w, uint64_t seed);
+void test_splits_far_ahead(int size, waiting w, uint64_t seed);
 /* gate_waits.c */
 void test_driver_looks_at_gates(int size, waiting w, uint64_t seed);
 void test_engine_looks_at_gates(int size, waiting w, uint64_t seed);

@@ -62,7 +62,7 @@ static void add_all(scribbler *s, const scr_group *g) {
   add(s, scr_shared_channel(b, n, 0, 0), 8, n * SCR_CHANNELS, 1);
   add(s, scr_shared_channel_reader(b, n, 0), sizeof(scr_channel_reader), n, SCR_CHANNELS); /* counts of messages */
   add(s, scr_shared_detached(b, n, 0), 8, n, 1);
-  add(s, b, 0, 1, scr_shared_bytes(g->size) / 8);
+  add(s, b, 0, 1, scr_shared_bytes(g->lane, g->size) / 8);
   unsigned char *large = g->peer[g->rank].large;
   if (large == NULL) return; /* the fifos do not exist either */
   add(s, large, SCR_LARGE_STRIDE, SCR_LARGE_SLOTS, 8);

@@ -17,8 +17,9 @@ static void *copy_on(void *p) {
   copying *c = p;
   scr_group *g = c->r->group;
   void *shared[SCR_LANES] = {g->peer[g->rank].lane[0], g->peer[g->rank].lane[1]}, *shadow[SCR_LANES];
-  uint64_t bytes = scr_shared_bytes(g->size), words[SCR_STATE_WORDS], last = 0, consumed = 0;
+  uint64_t words[SCR_STATE_WORDS], last = 0, consumed = 0;
   for (int lane = 0; lane < SCR_LANES; lane++) {
+    uint64_t bytes = scr_shared_bytes(lane, g->size);
     shadow[lane] = aligned_alloc(4096, bytes);
     CHECK(shadow[lane] != NULL);
     memset(shadow[lane], 0, bytes);
@@ -26,8 +27,8 @@ static void *copy_on(void *p) {
   scr_shared_block *b = shadow[SCR_HOST_LANE];
   for (bool over = false; !over;) {
     over = atomic_load(&c->over); /* the last look finds all calls */
-    scr_shared_copy_state(shared, words);
-    CHECK(scr_shared_put_state(shadow, words));
+    scr_shared_copy_state(shared, g->size, 0, words);
+    CHECK(scr_shared_put_state(shadow, g->size, 0, words));
     uint64_t newest = 0, now = atomic_load(&b->consumed0);
     for (uint64_t i = 0; i < SCR_RECORDS; i++) {
       uint64_t seq = atomic_load(&b->records[i].seq);

@@ -214,13 +214,23 @@ func chunksOf(p *plan.SlotPlan, lengths plan.Lengths) func(from, to int) int64 {
 	}
 }
 
+// bound returns why an operation is too long: a value of a word has no bits for the numbers of its chunks.
+func (l *planner) bound(op coll.Op) error {
+	if max(op.In, op.Out) <= mostChunks*alignment { // no chunk is shorter
+		return nil
+	}
+	p, lengths := l.planFor(op)
+	if chunks := p.Chunks(lengths.Longest()); chunks > mostChunks {
+		return fmt.Errorf("%d bytes have %d chunks, expected %d at most; set SAGECOMM_ENGINE=staged on all ranks for so long operations", lengths.Longest(), chunks, mostChunks)
+	}
+	return nil
+}
+
 // lower returns the commands of an operation.
-func (l *lowering) lower(op coll.Op) ([]command, error) {
+// Requires: bound has returned nil for it.
+func (l *lowering) lower(op coll.Op) []command {
 	p, lengths := l.planFor(op)
 	chunks := chunksOf(&p, lengths)
-	if longest := p.Chunks(lengths.Longest()); longest > mostChunks {
-		return nil, fmt.Errorf("a block of %d bytes has %d chunks, expected %d at most; set SAGECOMM_ENGINE=staged for so long blocks", lengths.Longest(), longest, mostChunks)
-	}
 	for w := range words {
 		for peer := range l.size {
 			if writes(&p, w, l.rank, peer) {
@@ -273,7 +283,7 @@ func (l *lowering) lower(op coll.Op) ([]command, error) {
 		l.base += int64(p.Chunks(lengths.Longest()))
 	}
 	l.base %= slotCount
-	return list, nil
+	return list
 }
 
 // vacate makes the stream wait until nobody uses what a slot has, also if nothing is written to it: values that stay for 2^31 cannot

@@ -180,9 +180,7 @@ func (w *world) issue(t *testing.T, kind coll.Kind) *operation {
 	}
 	o.name = fmt.Sprintf("%v of %d bytes, root %d, blocks %v, %v, %d ranks", kind, length, root, blocks, matrix, n)
 	for r, s := range w.ranks {
-		list, err := s.lower(ops[r])
-		require.NoError(t, err)
-		for _, c := range list {
+		for _, c := range s.lower(ops[r]) {
 			s.queue = append(s.queue, queued{c, o})
 		}
 	}
@@ -322,9 +320,7 @@ func TestValuesOfLongAgo(t *testing.T) {
 			o := &operation{in: make([][]byte, 2), out: make([][]byte, 2)}
 			for r, s := range w.ranks {
 				o.in[r], o.out[r] = make([]byte, 32), make([]byte, 32)
-				commands, err := s.lower(op)
-				require.NoError(t, err)
-				for _, c := range commands {
+				for _, c := range s.lower(op) {
 					if c.verb == await && c.word == left {
 						newest[r] = c.value
 					}
@@ -350,9 +346,28 @@ func TestValuesOfLongAgo(t *testing.T) {
 	}
 }
 
-func TestBlocksThatAreTooLong(t *testing.T) {
-	l := newLowering(0, 3, &algo.DeviceChoices{})
-	blocks := []uint64{0, 1 << 40, 0}
-	_, err := l.lower(coll.Op{Kind: coll.AllToAll, Type: coll.Uint8, In: 1 << 40, InBlocks: blocks})
-	require.ErrorContains(t, err, "chunks, expected 131070 at most")
+// An operation of as many chunks as values have numbers for is carried out, and a longer one is refused, whatever its kind.
+func TestOperationsThatAreTooLong(t *testing.T) {
+	const size, chunk = 3, SlotBytes
+	l := newLowering(0, size, &algo.DeviceChoices{})
+	l.choose = func(coll.Kind, int, uint64) algo.Class { return algo.Class{Algorithm: shmplan.OneShot, Chunk: chunk} }
+	const part, most = chunk / (size - 1), uint64(mostChunks)
+	for _, op := range []func(bytes uint64) (coll.Op, uint64){
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.AllReduce, In: n, Out: n}, chunk },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.Broadcast, Root: 1, Out: n}, chunk },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.Reduce, Root: 1, In: n}, chunk },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.AllGather, In: n, Out: size * n}, chunk },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.Gather, Root: 1, In: n}, chunk },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.Scatter, Root: 1, Out: n}, part },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.ReduceScatter, In: size * n, Out: n}, part },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.AllToAll, In: n, InBlocks: []uint64{0, n, 0}}, part },
+		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.AllToAll, In: size * n, Out: size * n}, part },
+	} {
+		_, cut := op(0)
+		fits, _ := op(most * cut)
+		long, _ := op(most*cut + 1)
+		fits.Type, long.Type = coll.Uint8, coll.Uint8
+		require.NoError(t, l.bound(fits), "%+v", fits)
+		require.ErrorContains(t, l.bound(long), fmt.Sprintf("%d bytes have 131071 chunks, expected 131070 at most; set SAGECOMM_ENGINE=staged", most*cut+1), "%+v", long)
+	}
 }

@@ -60,7 +60,10 @@ type peer struct {
 	inbox    inbox
 }
 
-var _ vendor.Capturer = (*member)(nil)
+var (
+	_ vendor.Capturer = (*member)(nil)
+	_ vendor.Bounded  = (*member)(nil)
+)
 
 // newMember makes the inbox of a rank.
 func newMember(d driver, g vendor.Group, methods []shmem.Method, choices *algo.DeviceChoices) (m *member, o offer, err error) {
@@ -110,15 +113,15 @@ func (m *member) State() (bool, error) {
 // Void implements vendor.Member.
 func (m *member) Void() *uint32 { return m.own.void() }
 
+// Bound implements vendor.Bounded.
+func (m *member) Bound(op coll.Op) error { return m.lowering.bound(op) }
+
 // Do implements vendor.Member.
 func (m *member) Do(op coll.Op, b vendor.Buffers, stream uintptr) error {
 	if m.released.Load() {
 		return errReleased
 	}
-	commands, err := m.lowering.lower(op)
-	if err != nil {
-		return err
-	}
+	commands := m.lowering.lower(op)
 	for w := range m.newest { // before the first wait is queued
 		for peer := range m.newest[w] {
 			m.newest[w][peer].Store(m.lowering.received.value(word(w), peer, mostChunks))

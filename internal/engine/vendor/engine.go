@@ -190,6 +190,11 @@ func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) 
 	case !e.method.Supports(op):
 		return e.Engine.Prepare(call, op)
 	}
+	if b, ok := c.joined.(Bounded); ok {
+		if err := b.Bound(op); err != nil {
+			return engine.Prepared{}, e.refuse(op, err)
+		}
+	}
 	program, err := runner.NewExternal(op.Kind, op.Type, e.method.Name())
 	return engine.Prepared{Program: program}, err
 }

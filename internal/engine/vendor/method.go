@@ -80,6 +80,14 @@ type Member interface {
 	Free(behind func(f func()))
 }
 
+// Bounded is a Member that carries out operations up to some length only.
+type Bounded interface {
+	Member
+
+	// Bound returns why an operation is too long, or nil. It comes before the operation has a number, on any thread.
+	Bound(op coll.Op) error
+}
+
 // Capturer is a Member whose operations graphs can hold.
 type Capturer interface {
 	Member
