@@ -238,16 +238,11 @@ def _scaled(operation: Callable[..., Call], op: Any, by: float, block: Block, n:
     return call
 
 
-def _averages_and_factors() -> dict[str, Callable[[Block, int], Call]]:
+def _scaled_operations(op: Any, by: float) -> dict[str, Callable[[Block, int], Call]]:
     operations = {"all_reduce": all_reduce, "reduce": reduce, "reduce_scatter": reduce_scatter}
     operations |= {"reduce_scatter_tensor": reduce_scatter_tensor, "coalesced all_reduces": coalesced_all_reduces}
     operations |= {"coalesced reduce_scatters": coalesced_reduce_scatters}
-    kinds = {"AVG": (dist.ReduceOp.AVG, 1 / dist.get_world_size()), "PREMUL_SUM": (_make_nccl_premul_sum(0.25), 0.25)}
-    return {
-        f"{name}, {kind}": partial(_scaled, operation, *how)
-        for kind, how in kinds.items()
-        for name, operation in operations.items()
-    }
+    return {f"scaled {name}": partial(_scaled, operation, op, by) for name, operation in operations.items()}
 
 
 P2P = {"isend and irecv", "isend and irecv, with a tag", "batch_isend_irecv"}
@@ -456,12 +451,20 @@ def outputs_are_passed_on() -> None:
     _of_each(_passed_on, without=P2P | UNEVEN, layouts=[contiguous])
 
 
-def averages_and_factors() -> None:
-    """AVG and PREMUL_SUM of a library that has neither: a SUM beside kernels of torch's."""
-    programs = [partial(_late_producer, waits=True), _dropped_inputs, _dropped_tensors, _memory_of_another_stream]
-    programs += [_several_streams, _rewritten_inputs, _passed_on]
-    for program in programs:
-        _of_each(program, operations=_averages_and_factors())
+def _scaling(op: Any, by: float) -> None:
+    _of_each(partial(_late_producer, waits=True), operations=_scaled_operations(op, by))
+    for program in (_dropped_inputs, _dropped_tensors, _several_streams, _rewritten_inputs, _passed_on):
+        _of_each(program, layouts=[contiguous], operations=_scaled_operations(op, by))
+
+
+def averages() -> None:
+    """AVG of a library that has none: kernels of torch's behind a SUM, where streams can wait."""
+    _scaling(dist.ReduceOp.AVG, 1 / dist.get_world_size())
+
+
+def factors() -> None:
+    """PREMUL_SUM of a library that has none: kernels of torch's in front of a SUM, where streams can wait."""
+    _scaling(_make_nccl_premul_sum(0.25), 0.25)
 
 
 PROGRAMS: list[Callable[[], Any]] = [

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 import reference as ref
-from device_each import averages_and_factors
+from device_each import averages, factors
 from device_programs import accelerator, mine
 
 N = 777
@@ -146,4 +146,4 @@ def places() -> dict[str, tuple[int, int]]:
 
 
 PROGRAMS: list[Callable[[], Any]] = [same_as_on_the_cpu, integers_are_truncated]
-WITH_A_LIBRARY: list[Callable[[], Any]] = [*PROGRAMS, averages_and_factors]
+WITH_A_LIBRARY: list[Callable[[], Any]] = [*PROGRAMS, averages, factors]

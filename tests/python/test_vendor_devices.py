@@ -25,7 +25,7 @@ import device_programs
 import device_scaling
 import device_waits
 import sagecomm
-from device_bed import ALL, FEW, Schedule, Worlds, build_bound
+from device_bed import FEW, Schedule, Worlds, build_bound
 from selection import quickly
 from test_device_tensors import checked, prepare, ranks
 from worlds import World, on_hosts
@@ -104,7 +104,7 @@ def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, m
     run_programs(vendor_ranks(fresh_world, schedule, name, queue, chosen), chosen, MODULES[module].PROGRAMS)
 
 
-@pytest.mark.parametrize("schedule", quickly(FEW[:1], ALL), ids=str)
+@pytest.mark.parametrize("schedule", quickly(FEW[:1], [Schedule("eager"), *FEW]), ids=str)
 @with_queues
 @pytest.mark.parametrize("name", quickly(["npu"], LIBRARIES))
 def test_averages_and_factors(fresh_world: Worlds, schedule: Schedule, name: str, queue: str) -> None:
