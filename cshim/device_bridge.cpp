@@ -62,12 +62,8 @@ int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
   try {
     f(*static_cast<DeviceWork*>(ctx));
     return 0;
-  } catch (const c10::Error& e) {
-    std::snprintf(why, n, "%s", e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    std::snprintf(why, n, "%s", e.what());
-  } catch (...) {
-    std::snprintf(why, n, "%s", "something was thrown that is no exception");
+  } catch (...) { // a kernel may be a function of Python
+    std::snprintf(why, n, "%s", firstLine(reasonOf(keepRaised())).c_str());
   }
   return -1;
 }

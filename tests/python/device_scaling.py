@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
@@ -143,6 +144,22 @@ def places() -> dict[str, tuple[int, int]]:
     assert part.tolist() == [1.0] * 3
     tensors = {"x": (x, x), "y": (y, y), "z": (z, z), "part": (whole, part)}
     return {name: (read.data_ptr(), written.data_ptr()) for name, (read, written) in tensors.items()}
+
+
+def without_a_kernel() -> None:
+    """A device whose torch cannot divide. Peers have called the library by then, so the group fails."""
+
+    def lacks(*_: Any) -> Any:
+        raise NotImplementedError("no aten::div_ here")
+
+    x = torch.ones(6, device=accelerator())
+    dist.all_reduce(x)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("div_.Tensor", lacks, "PrivateUse1")
+    with pytest.raises(dist.DistBackendError, match=r"cannot divide float32: NotImplementedError: no aten::div_ here$"):
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+    x.fill_(1)  # Python's error is not left behind
+    assert x.tolist() == [1.0] * 6
 
 
 PROGRAMS: list[Callable[[], Any]] = [same_as_on_the_cpu, integers_are_truncated]

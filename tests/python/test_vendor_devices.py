@@ -119,6 +119,12 @@ def test_averages_and_factors_through_host_memory(fresh_world: Worlds, name: str
     run_programs(world, "staged", device_scaling.PROGRAMS)
 
 
+@pytest.mark.long
+def test_a_torch_that_lacks_a_kernel(fresh_world: Worlds) -> None:
+    world = vendor_ranks(fresh_world, Schedule("lazy"), "mlu", "launch queue", "cncl")
+    world.run(device_scaling.without_a_kernel)
+
+
 # Function, elements, type, reduction and root: numbers of hccl_types.h and cncl.h. Both have SUM as 0.
 SUMS = {
     "npu": {
