@@ -3,14 +3,18 @@
 #include <cstdio>
 #include <string>
 
+#include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "device_work.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "plainly.hpp"
 #include "relaxed.hpp"
 #include "streams.hpp"
 
@@ -35,6 +39,21 @@ void leakMemory(const c10::Storage& storage) {
   static_cast<void>(owner.set_data_ptr(std::move(lasting)).release_context());
 }
 
+at::ScalarType scaledType(uint8_t dtype) {
+  switch (dtype) {
+    case SAGECOMM_FLOAT16:
+      return at::kHalf;
+    case SAGECOMM_BFLOAT16:
+      return at::kBFloat16;
+    case SAGECOMM_FLOAT32:
+      return at::kFloat;
+    case SAGECOMM_FLOAT64:
+      return at::kDouble;
+    default:
+      TORCH_CHECK(false, "elements of type ", static_cast<int>(dtype), " are not scaled");
+  }
+}
+
 } // namespace
 
 // Calls f(*this) for the core, which no exception may pass.
@@ -43,12 +62,8 @@ int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
   try {
     f(*static_cast<DeviceWork*>(ctx));
     return 0;
-  } catch (const c10::Error& e) {
-    std::snprintf(why, n, "%s", e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    std::snprintf(why, n, "%s", e.what());
-  } catch (...) {
-    std::snprintf(why, n, "%s", "something was thrown that is no exception");
+  } catch (...) { // a kernel may be a function of Python
+    std::snprintf(why, n, "%s", firstLine(reasonOf(keepRaised())).c_str());
   }
   return -1;
 }
@@ -161,6 +176,76 @@ int32_t DeviceWork::keepMemory(void* ctx, char* why, size_t n) noexcept {
   return call(ctx, why, n, [](const DeviceWork& w) {
     for (const c10::Storage& storage : w.memory_) {
       leakMemory(storage);
+    }
+  });
+}
+
+// A part of the user's own storage, because kernels of some devices take no memory that their allocator has not described.
+at::Tensor DeviceWork::elements(at::ScalarType type, const sagecomm_segment& piece) const {
+  const auto* const at = static_cast<const char*>(piece.data);
+  const auto size = static_cast<uint64_t>(c10::elementSize(type));
+  for (const c10::Storage& storage : memory_) {
+    const auto* const from = static_cast<const char*>(storage.data());
+    if (from == nullptr || at < from || at + piece.bytes > from + storage.nbytes()) {
+      continue;
+    }
+    const auto skipped = static_cast<uint64_t>(at - from);
+    TORCH_CHECK(skipped % size == 0, "elements of ", type, " begin ", skipped, " bytes behind their storage");
+    at::Tensor part = at::empty({0}, at::TensorOptions().dtype(type).device(device_));
+    return part.set_(
+        storage, static_cast<int64_t>(skipped / size), {static_cast<int64_t>(piece.bytes / size)}, {int64_t{1}});
+  }
+  TORCH_CHECK(false, "no tensor of the operation has the ", piece.bytes, " bytes at ", piece.data);
+}
+
+// The product's memory comes from the stream that uses it, and stays with the operation.
+int32_t DeviceWork::multiply(
+    void* ctx,
+    uint64_t stream,
+    uint8_t dtype,
+    const sagecomm_segment* pieces,
+    uint32_t count,
+    double factor,
+    void** product,
+    char* why,
+    size_t n) noexcept {
+  return call(ctx, why, n, [&](DeviceWork& w) {
+    const at::ScalarType type = scaledType(dtype);
+    const Plainly plainly;
+    const c10::StreamGuard on(streamOf(stream));
+    int64_t total = 0;
+    for (uint32_t i = 0; i < count; i++) {
+      total += static_cast<int64_t>(pieces[i].bytes / c10::elementSize(type));
+    }
+    const at::Tensor all = at::empty({total}, at::TensorOptions().dtype(type).device(w.device_));
+    const at::Tensor by = at::native::wrapped_scalar_tensor(factor);
+    int64_t done = 0;
+    for (uint32_t i = 0; i < count; i++) {
+      const at::Tensor part = w.elements(type, pieces[i]);
+      at::Tensor to = all.narrow(0, done, part.numel());
+      at::mul_out(to, part, by);
+      done += part.numel();
+    }
+    *product = all.mutable_data_ptr();
+    w.memory_.push_back(all.storage());
+  });
+}
+
+int32_t DeviceWork::divide(
+    void* ctx,
+    uint64_t stream,
+    uint8_t dtype,
+    const sagecomm_segment* pieces,
+    uint32_t count,
+    double divisor,
+    char* why,
+    size_t n) noexcept {
+  return call(ctx, why, n, [&](const DeviceWork& w) {
+    const at::ScalarType type = scaledType(dtype);
+    const Plainly plainly;
+    const c10::StreamGuard on(streamOf(stream));
+    for (uint32_t i = 0; i < count; i++) {
+      w.elements(type, pieces[i]).div_(divisor);
     }
   });
 }

@@ -79,6 +79,8 @@ void DeviceWork::describe(sagecomm_op& op, bool async) {
   bridge_.stream_handle = &streamHandle;
   bridge_.interrupted = &interrupted;
   bridge_.keep = &keepMemory;
+  bridge_.multiply = &multiply;
+  bridge_.divide = &divide;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
   op.device_index = device_.index();

@@ -149,6 +149,25 @@ class DeviceWork {
   static int32_t interrupted(void* ctx) noexcept;
   static int32_t joinNow(void* ctx, uint64_t stream, char* why, size_t n) noexcept;
   static int32_t keepMemory(void* ctx, char* why, size_t n) noexcept;
+  static int32_t multiply(
+      void* ctx,
+      uint64_t stream,
+      uint8_t dtype,
+      const sagecomm_segment* pieces,
+      uint32_t count,
+      double factor,
+      void** product,
+      char* why,
+      size_t n) noexcept;
+  static int32_t divide(
+      void* ctx,
+      uint64_t stream,
+      uint8_t dtype,
+      const sagecomm_segment* pieces,
+      uint32_t count,
+      double divisor,
+      char* why,
+      size_t n) noexcept;
   static int32_t joinLater(
       void* ctx,
       uint64_t stream,
@@ -172,6 +191,8 @@ class DeviceWork {
   bool laterEndsPassed(); // asks the streams of an operation whose end is unknown, as far as they are known
   std::optional<std::string> fault() const; // why the device is out of order
   void use(const c10::Stream& stream);
+  // Returns elements of a type in the memory of the operation, as a tensor that shares the storage. Requires: the operation is being issued.
+  at::Tensor elements(at::ScalarType type, const sagecomm_segment& piece) const;
   void recordEnd(const c10::Stream& stream);
   void keepPromise() noexcept;
   void queueEnd(Buffers& buffers) noexcept;

@@ -141,7 +141,7 @@ typedef struct sagecomm_copy {
  * issue() returns. They queue commands and wait for no device. They return 0, or -1 with a text in
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
-  uint32_t struct_size; /* sizeof(sagecomm_bridge); `keep` came last */
+  uint32_t struct_size; /* sizeof(sagecomm_bridge); `keep` came later, `multiply` and `divide` last */
   /* 0: the caller's stream is not being captured into a graph. SAGECOMM_CAPTURED: it is. Other values: the framework cannot
    * tell, so the library asks the device's runtime. */
   uint32_t may_be_captured;
@@ -185,6 +185,16 @@ typedef struct sagecomm_bridge {
    * failed, and a vendor's library (NCCL, HCCL, CNCL) may still queue commands for it. Called in front of join(), if at all. It may be
    * absent (struct_size) or NULL, or fail. Then the library prints a warning, and the caller has to keep the buffers. */
   int32_t (*keep)(void *ctx, char *why, size_t why_n);
+  /* With the next two the framework's own kernels carry out AVG and PREMUL_SUM beside a SUM of a vendor's library that has neither. Without
+   * them (struct_size, or NULL) such operations go through host memory. All ranks of a group have them, or none uses them. `pieces` are parts
+   * of the operation's buffers, of elements of `dtype`: float16, bfloat16, float32 or float64.
+   * multiply() queues the products of the elements and a factor. *product is where they will be, one piece behind the other: memory of
+   * the framework that is in use as long as the buffers of the operation. */
+  int32_t (*multiply)(void *ctx, uint64_t stream, uint8_t dtype, const sagecomm_segment *pieces, uint32_t n,
+                      double factor, void **product, char *why, size_t why_n);
+  /* divide() queues the division of the elements, in place. */
+  int32_t (*divide)(void *ctx, uint64_t stream, uint8_t dtype, const sagecomm_segment *pieces, uint32_t n,
+                    double divisor, char *why, size_t why_n);
 } sagecomm_bridge;
 
 /* One call of one collective or p2p operation. Fill with zeros first. */

@@ -47,6 +47,7 @@ PYTHON = {
     ],
     "scripted": ["tests/python/test_shim_work.py", "-k", "written or abort_ends"],
     "operators": ["tests/python/test_operators.py"],
+    "scaling": ["tests/python/test_vendor_devices.py", "-k", "test_averages_and_factors and launch"],
     "vendors": ["tests/python/test_vendor_devices.py", "-k", "launch and (calls or waits)"],
 }
 # Packages, then the tests of them; all tests if no pattern follows.

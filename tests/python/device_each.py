@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 from device_calls import run_under_fake_cuda
 from device_programs import ELSEWHERE, FEW, N, accelerator, expect, full, held, main_stream, mine
@@ -64,9 +65,9 @@ def _sum_of(block: int) -> float:
     return sum(_of(rank, block) for rank in range(dist.get_world_size()))
 
 
-def all_reduce(block: Block, n: int) -> Call:
+def all_reduce(block: Block, n: int, op: Any = dist.ReduceOp.SUM) -> Call:
     x = block(n)
-    return Call([(x, mine())], [(x, _sum())], lambda: [dist.all_reduce(x, async_op=True)])
+    return Call([(x, mine())], [(x, _sum())], lambda: [dist.all_reduce(x, op, async_op=True)])
 
 
 def broadcast(block: Block, n: int) -> Call:
@@ -74,10 +75,10 @@ def broadcast(block: Block, n: int) -> Call:
     return Call([(x, mine())], [(x, root + 1)], lambda: [dist.broadcast(x, root, async_op=True)])
 
 
-def reduce(block: Block, n: int) -> Call:
+def reduce(block: Block, n: int, op: Any = dist.ReduceOp.SUM) -> Call:
     x, root = block(n), dist.get_world_size() - 1
     outputs = [(x, _sum())] if dist.get_rank() == root else []
-    return Call([(x, mine())], outputs, lambda: [dist.reduce(x, root, async_op=True)])
+    return Call([(x, mine())], outputs, lambda: [dist.reduce(x, root, op, async_op=True)])
 
 
 def all_gather(block: Block, n: int) -> Call:
@@ -92,16 +93,16 @@ def all_gather_into_tensor(block: Block, n: int) -> Call:
     return Call([(x, _of(dist.get_rank()))], outputs, lambda: [dist.all_gather_into_tensor(out, x, async_op=True)])
 
 
-def reduce_scatter(block: Block, n: int) -> Call:
+def reduce_scatter(block: Block, n: int, op: Any = dist.ReduceOp.SUM) -> Call:
     xs, out, rank = [block(n) for _ in range(dist.get_world_size())], block(n), dist.get_rank()
     inputs = [(x, _of(rank, i)) for i, x in enumerate(xs)]
-    return Call(inputs, [(out, _sum_of(rank))], lambda: [dist.reduce_scatter(out, xs, async_op=True)])
+    return Call(inputs, [(out, _sum_of(rank))], lambda: [dist.reduce_scatter(out, xs, op, async_op=True)])
 
 
-def reduce_scatter_tensor(block: Block, n: int) -> Call:
+def reduce_scatter_tensor(block: Block, n: int, op: Any = dist.ReduceOp.SUM) -> Call:
     x, out, rank = full(0, n * dist.get_world_size()), block(n), dist.get_rank()
     inputs = [(part, _of(rank, i)) for i, part in enumerate(x.split(n))]
-    return Call(inputs, [(out, _sum_of(rank))], lambda: [dist.reduce_scatter_tensor(out, x, async_op=True)])
+    return Call(inputs, [(out, _sum_of(rank))], lambda: [dist.reduce_scatter_tensor(out, x, op, async_op=True)])
 
 
 def all_to_all(block: Block, n: int, *, uneven: bool = False) -> Call:
@@ -172,12 +173,12 @@ def _window(calls: Callable[[], None]) -> list[Any]:
     return list(window.works)
 
 
-def coalesced_all_reduces(block: Block, n: int) -> Call:
+def coalesced_all_reduces(block: Block, n: int, op: Any = dist.ReduceOp.SUM) -> Call:
     xs = [block(n), block(n // 2), block(1)]
 
     def calls() -> None:
         for x in xs:
-            dist.all_reduce(x)
+            dist.all_reduce(x, op)
 
     return Call([(x, mine()) for x in xs], [(x, _sum()) for x in xs], lambda: _window(calls))
 
@@ -195,14 +196,14 @@ def coalesced_all_gathers(block: Block, n: int) -> Call:
     return Call([part.inputs[0] for part in parts], outputs, lambda: _window(calls))
 
 
-def coalesced_reduce_scatters(block: Block, n: int) -> Call:
+def coalesced_reduce_scatters(block: Block, n: int, op: Any = dist.ReduceOp.SUM) -> Call:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     outs = [block(n), block(n // 2)]
     ins = [full(0, out.numel() * ranks) for out in outs]
 
     def calls() -> None:
         for out, x in zip(outs, ins, strict=True):
-            dist.reduce_scatter_tensor(out, x)
+            dist.reduce_scatter_tensor(out, x, op)
 
     inputs = [(part, _of(rank, i)) for x in ins for i, part in enumerate(x.chunk(ranks))]
     return Call(inputs, [(out, _sum_of(rank)) for out in outs], lambda: _window(calls))
@@ -229,6 +230,21 @@ OPERATIONS: dict[str, Callable[[Block, int], Call]] = {
     "coalesced all_gathers": coalesced_all_gathers,
     "coalesced reduce_scatters": coalesced_reduce_scatters,
 }
+
+
+def _scaled(operation: Callable[..., Call], op: Any, by: float, block: Block, n: int) -> Call:
+    call = operation(block, n, op=op)
+    call.outputs = [(out, by * value) for out, value in call.outputs]
+    return call
+
+
+def _scaled_operations(op: Any, by: float) -> dict[str, Callable[[Block, int], Call]]:
+    operations = {"all_reduce": all_reduce, "reduce": reduce, "reduce_scatter": reduce_scatter}
+    operations |= {"reduce_scatter_tensor": reduce_scatter_tensor, "coalesced all_reduces": coalesced_all_reduces}
+    operations |= {"coalesced reduce_scatters": coalesced_reduce_scatters}
+    return {f"scaled {name}": partial(_scaled, operation, op, by) for name, operation in operations.items()}
+
+
 P2P = {"isend and irecv", "isend and irecv, with a tag", "batch_isend_irecv"}
 # The host queues the copies of these outputs when the operation is complete, also where streams can wait.
 ENDED_BY_THE_HOST = {"isend and irecv, with a tag"}
@@ -243,9 +259,10 @@ def _of_each(
     n: int = N,
     without: Collection[str] = (),
     layouts: Sequence[Block] = (contiguous, strided),
+    operations: dict[str, Callable[[Block, int], Call]] = OPERATIONS,
 ) -> None:
     """Runs a program with each operation, with blocks of each layout."""
-    for name, operation in OPERATIONS.items():
+    for name, operation in operations.items():
         if name in without:
             continue
         for block in layouts:
@@ -432,6 +449,22 @@ def _passed_on(make: Callable[[], Call]) -> None:
 def outputs_are_passed_on() -> None:
     """An all_gather reads the last output of a collective for which nobody has waited, where streams can wait."""
     _of_each(_passed_on, without=P2P | UNEVEN, layouts=[contiguous])
+
+
+def _scaling(op: Any, by: float) -> None:
+    _of_each(partial(_late_producer, waits=True), operations=_scaled_operations(op, by))
+    for program in (_dropped_inputs, _dropped_tensors, _several_streams, _rewritten_inputs, _passed_on):
+        _of_each(program, layouts=[contiguous], operations=_scaled_operations(op, by))
+
+
+def averages() -> None:
+    """AVG of a library that has none: kernels of torch's behind a SUM, where streams can wait."""
+    _scaling(dist.ReduceOp.AVG, 1 / dist.get_world_size())
+
+
+def factors() -> None:
+    """PREMUL_SUM of a library that has none: kernels of torch's in front of a SUM, where streams can wait."""
+    _scaling(_make_nccl_premul_sum(0.25), 0.25)
 
 
 PROGRAMS: list[Callable[[], Any]] = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import device_failures
 import device_p2p
 import device_pipeline
 import device_programs
+import device_scaling
 import device_waits
 import sagecomm
 from device_bed import FEW, Schedule, Worlds, build_bound
@@ -102,6 +104,62 @@ def run_programs(world: World, chosen: str, programs: list[Callable[[], Any]]) -
 def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, module: str, queue: str) -> None:
     chosen = OF_COLLECTIVES[name] if by == "library" else by
     run_programs(vendor_ranks(fresh_world, schedule, name, queue, chosen), chosen, MODULES[module].PROGRAMS)
+
+
+@pytest.mark.parametrize("schedule", quickly(FEW[:1], [Schedule("eager"), *FEW]), ids=str)
+@with_queues
+@pytest.mark.parametrize("name", quickly(["npu"], LIBRARIES))
+def test_averages_and_factors(fresh_world: Worlds, schedule: Schedule, name: str, queue: str) -> None:
+    """The libraries have neither, so kernels of torch's divide and multiply beside a SUM."""
+    chosen = OF_COLLECTIVES[name]
+    run_programs(vendor_ranks(fresh_world, schedule, name, queue, chosen), chosen, device_scaling.WITH_A_LIBRARY)
+
+
+@pytest.mark.parametrize("name", quickly([], LIBRARIES))
+def test_averages_and_factors_through_host_memory(fresh_world: Worlds, name: str) -> None:
+    world = vendor_ranks(fresh_world, Schedule("lazy"), name, "launch queue", "staged")
+    run_programs(world, "staged", device_scaling.PROGRAMS)
+
+
+@pytest.mark.long
+def test_a_torch_that_lacks_a_kernel(fresh_world: Worlds) -> None:
+    world = vendor_ranks(fresh_world, Schedule("lazy"), "mlu", "launch queue", "cncl")
+    world.run(device_scaling.without_a_kernel)
+
+
+# Function, elements, type, reduction and root: numbers of hccl_types.h and cncl.h. Both have SUM as 0.
+SUMS = {
+    "npu": {
+        "x": ("HcclAllReduce", 6, 4, 0),
+        "y": ("HcclAllReduce", 7, 4, 0),
+        "z": ("HcclReduce", 8, 4, 0, 1),
+        "part": ("HcclReduceScatter", 3, 4, 0),
+    },
+    "mlu": {
+        "x": ("cnclAllReduce", 6, 0x12, 0),
+        "y": ("cnclAllReduce", 7, 0x12, 0),
+        "z": ("cnclReduce", 8, 0x12, 0, 1),
+        "part": ("cnclReduceScatter", 3, 0x12, 0),
+    },
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_adds_what_is_averaged(fresh_world: Worlds, tmp_path: Path, name: str) -> None:
+    """It gets the users' buffers, and for a factor the product in place of the input."""
+    chosen, file = OF_COLLECTIVES[name], tmp_path / "calls"
+    world = vendor_ranks(fresh_world, Schedule("lazy"), name, "launch queue", chosen, EMULATOR_CALLS=str(file))
+    world.run(checked, uses_engine, chosen)
+    of_ranks = world.run(checked, device_scaling.places)
+    calls = [(call, *map(int, numbers)) for call, *numbers in map(str.split, file.read_text().splitlines())]
+    for rank, places in enumerate(of_ranks):
+        for which, (read, written) in places.items():
+            function, *numbers = SUMS[name][which]
+            found = [c for c in calls if c[0] == function and list(c[3 : 3 + len(numbers)]) == numbers]
+            assert len(found) == len(of_ranks), (which, calls)
+            inputs = [c[1] for c in found if c[2] == written or (which == "z" and c[1] == read)]
+            assert inputs, (rank, which, found)
+            assert (read in inputs) == (which != "y"), (rank, which, found)
 
 
 @under_few_schedules

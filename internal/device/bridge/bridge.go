@@ -46,6 +46,25 @@ enum { LEAST_SIZE = offsetof(sagecomm_bridge, keep) };
 
 static bool has_keep(const sagecomm_bridge *b) { return b->struct_size > LEAST_SIZE && b->keep != NULL; }
 static int32_t keep(const sagecomm_bridge *b, char *why) { return b->keep(b->ctx, why, WHY); }
+static bool scales(const sagecomm_bridge *b) {
+  return b->struct_size > offsetof(sagecomm_bridge, divide) && b->multiply != NULL && b->divide != NULL;
+}
+
+typedef struct piece {
+  uintptr_t at;
+  uint64_t bytes;
+} piece;
+_Static_assert(sizeof(piece) == sizeof(sagecomm_segment), "a piece is an address and a length");
+
+static int32_t multiply(const sagecomm_bridge *b, uint64_t stream, uint8_t dtype, const piece *pieces, uint32_t n,
+                        double factor, uintptr_t *product, char *why) {
+  return b->multiply(b->ctx, stream, dtype, (const sagecomm_segment *)(const void *)pieces, n, factor,
+                     (void **)(void *)product, why, WHY);
+}
+static int32_t divide(const sagecomm_bridge *b, uint64_t stream, uint8_t dtype, const piece *pieces, uint32_t n,
+                      double divisor, char *why) {
+  return b->divide(b->ctx, stream, dtype, (const sagecomm_segment *)(const void *)pieces, n, divisor, why, WHY);
+}
 static int32_t join(const sagecomm_bridge *b, uint64_t stream, char *why) {
   return b->join(b->ctx, stream, why, WHY);
 }
@@ -65,6 +84,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 )
 
@@ -181,6 +201,32 @@ func (b *Bridge) Keep() error {
 		return errors.New("sagecomm_op.bridge has no function `keep`")
 	}
 	return b.result("the framework cannot keep the buffers", C.keep(b.c, &b.why[0]))
+}
+
+// Scales reports whether the framework has Multiply and Divide.
+func (b *Bridge) Scales() bool { return bool(C.scales(b.c)) }
+
+// Multiply is device.Scaler.Multiply. Requires: Scales.
+func (b *Bridge) Multiply(s device.Stream, t coll.DataType, pieces []device.Piece, factor float64) (uintptr, error) {
+	var product C.uintptr_t
+	list, n := piecesOf(pieces)
+	status := C.multiply(b.c, C.uint64_t(s.Number), C.uint8_t(t), list, n, C.double(factor), &product, &b.why[0])
+	return uintptr(product), b.result(fmt.Sprintf("the framework cannot multiply %v by a factor", t), status)
+}
+
+// Divide is device.Scaler.Divide. Requires: Scales.
+func (b *Bridge) Divide(s device.Stream, t coll.DataType, pieces []device.Piece, divisor float64) error {
+	list, n := piecesOf(pieces)
+	status := C.divide(b.c, C.uint64_t(s.Number), C.uint8_t(t), list, n, C.double(divisor), &b.why[0])
+	return b.result(fmt.Sprintf("the framework cannot divide %v", t), status)
+}
+
+func piecesOf(pieces []device.Piece) (*C.piece, C.uint32_t) {
+	list := make([]C.piece, len(pieces)+1)
+	for i, p := range pieces {
+		list[i] = C.piece{at: C.uintptr_t(p.At), bytes: C.uint64_t(p.Bytes)}
+	}
+	return &list[0], C.uint32_t(len(pieces))
 }
 
 // JoinLater implements device.Deferrer.

@@ -3,6 +3,7 @@ package staged
 import (
 	"slices"
 
+	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
 	"sagecomm/internal/device/bridge"
 )
@@ -50,8 +51,13 @@ func (h *nativeHandles) of(s device.Stream) (device.Stream, error) {
 
 // fork makes a stream wait for the caller's, by the framework.
 func (h *nativeHandles) fork(s device.Stream) error {
-	h.known = slices.DeleteFunc(h.known, func(k device.Stream) bool { return k.Number == s.Number })
+	h.forget(s)
 	return h.bridge.Fork(s)
+}
+
+// forget drops the handle of a stream in which the framework is about to launch something.
+func (h *nativeHandles) forget(s device.Stream) {
+	h.known = slices.DeleteFunc(h.known, func(k device.Stream) bool { return k.Number == s.Number })
 }
 
 // on calls f with the stream and its handle.
@@ -69,6 +75,8 @@ type nativeLauncher struct {
 	handles nativeHandles
 	trial   *trial
 }
+
+var _ device.Scaler = (*nativeLauncher)(nil)
 
 // Name implements device.Runtime.
 func (n *nativeLauncher) Name() string { return n.trial.name }
@@ -91,6 +99,21 @@ func (n *nativeLauncher) Join(s device.Stream) error { return n.handles.bridge.J
 func (n *nativeLauncher) Handle(s device.Stream) (uintptr, error) {
 	s, err := n.handles.of(s)
 	return s.Handle, err
+}
+
+// Scales implements device.Scaler.
+func (n *nativeLauncher) Scales() bool { return n.handles.bridge.Scales() }
+
+// Multiply implements device.Scaler.
+func (n *nativeLauncher) Multiply(s device.Stream, t coll.DataType, pieces []device.Piece, factor float64) (uintptr, error) {
+	n.handles.forget(s)
+	return n.handles.bridge.Multiply(s, t, pieces, factor)
+}
+
+// Divide implements device.Scaler.
+func (n *nativeLauncher) Divide(s device.Stream, t coll.DataType, pieces []device.Piece, divisor float64) error {
+	n.handles.forget(s)
+	return n.handles.bridge.Divide(s, t, pieces, divisor)
 }
 
 // CopyIn implements device.Runtime.

@@ -41,10 +41,10 @@ func sideOf(list []runner.Segment) (s side, bytes uint64) {
 	return s, (bytes + alignment - 1) &^ (alignment - 1)
 }
 
-// sidesOf places the buffers of an operation. take returns memory of the device.
-func sidesOf(call runner.Call, op coll.Op, rank int, take func(bytes uint64) (uintptr, error)) (s sides, err error) {
-	in, inBytes := sideOf(call.In())
-	out, outBytes := sideOf(call.Out())
+// sidesOf places the buffers of an operation, whose segments are given. take returns memory of the device.
+func sidesOf(inputs, outputs []runner.Segment, op coll.Op, rank int, take func(bytes uint64) (uintptr, error)) (s sides, err error) {
+	in, inBytes := sideOf(inputs)
+	out, outBytes := sideOf(outputs)
 	needed := inBytes + outBytes
 	if op.Kind == coll.Barrier {
 		needed = alignment

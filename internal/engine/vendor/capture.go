@@ -73,7 +73,7 @@ func (e *Engine) capture(c *communicator, member Capturer, stream device.Stream,
 	c.graphs.capturing.Add(1)
 	defer c.graphs.capturing.Add(-1)
 	rt := member.Device()
-	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.takeCaptured(rt, bytes) })
+	s, err := sidesOf(call.In(), call.Out(), op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.takeCaptured(rt, bytes) })
 	if err != nil {
 		return false, err
 	}

@@ -71,7 +71,7 @@ func (g *Group) Go(f func()) { go g.Guard(f) }
 
 // Engine implements engine.Engine with a Method.
 type Engine struct {
-	*staged.Engine // p2p operations, and what the method does not support
+	*staged.Engine // p2p operations, and what communicators do not carry out
 	group          Group
 	method         Method
 	without        engine.Engine // carries out collectives on devices where the ranks do without the method
@@ -102,7 +102,7 @@ var (
 	_ engine.P2P    = (*Engine)(nil)
 )
 
-// New returns the engine of a device lane. others carries out the operations that the method does not support. without is that engine,
+// New returns the engine of a device lane. others carries out the operations that communicators do not. without is that engine,
 // or one that was made with it.
 func New(method Method, g Group, others *staged.Engine, without engine.Engine, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	g.exits = func() bool { return pool.exits.Load() }
@@ -187,7 +187,7 @@ func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) 
 	switch {
 	case c.joined == nil:
 		return e.without.Prepare(call, op)
-	case !e.method.Supports(op):
+	case !c.carries(op):
 		return e.Engine.Prepare(call, op)
 	}
 	if b, ok := c.joined.(Bounded); ok {
@@ -211,13 +211,16 @@ func (e *Engine) Issue(call runner.Call, op coll.Op, p engine.Prepared) error {
 	}
 	access, rt, err := e.launcher(call, op)
 	if err == nil {
+		err = c.lacksScaler(op, rt)
+	}
+	if err == nil {
 		err = e.issuing.take(call, e.gone)
 	}
 	if err != nil {
 		err = e.refuse(op, err)
 	} else {
 		defer e.issuing.give()
-		if e.method.Supports(op) {
+		if c.carries(op) {
 			err = e.issueHere(c, rt, access, call, op, p)
 		} else if err = e.ComeBehind(rt, op.Device, c.stream); err == nil {
 			return e.Engine.Issue(call, op, p)
@@ -288,17 +291,25 @@ func (e *Engine) enqueue(c *communicator, rt device.Launcher, order device.Order
 	if err := rt.WriteValue(c.stream, gate.InputReady(), 1); err != nil {
 		return err
 	}
-	s, err := sidesOf(call, op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.scratch.take(rt, bytes, e.library(), gate) })
+	beside := c.scalingOf(op, rt)
+	in, err := beside.before(c.stream, call.In())
+	if err != nil {
+		return err
+	}
+	s, err := sidesOf(in, call.Out(), op, e.group.Rank, func(bytes uint64) (uintptr, error) { return c.scratch.take(rt, bytes, e.library(), gate) })
 	if err != nil {
 		return err
 	}
 	if err := s.gather(rt, c.stream); err != nil {
 		return err
 	}
-	if err := c.do(rt, call, op, s.buffers()); err != nil {
+	if err := c.do(rt, call, beside.op, s.buffers()); err != nil {
 		return err
 	}
 	if err := s.spread(rt, c.stream); err != nil {
+		return err
+	}
+	if err := beside.behind(c.stream, s.out.segments); err != nil {
 		return err
 	}
 	if err := order.Join(c.stream); err != nil { // before the word: the device may write that at once, and so end an operation that has failed

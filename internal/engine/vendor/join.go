@@ -32,6 +32,9 @@ type Seat struct {
 	Process string   `json:"process,omitempty"` // which no other process of the host has
 	Reaches []string `json:"reaches,omitempty"` // devices whose memory the rank's device can use
 
+	// Scales tells that the framework of the rank's caller multiplies and divides elements: scaling.go.
+	Scales bool `json:"scales,omitempty"`
+
 	// Where is the place of the device among those of its host, nil if it is not known.
 	Where *topo.Place `json:"where,omitempty"`
 
@@ -125,6 +128,7 @@ func (e *Engine) seatOn(c *communicator, access device.Access, on coll.Device) S
 		s.Why = fmt.Sprintf("%v is a device of %s, and %s is for those of %s", on, rt.Vendor(), e.method.Name(), e.method.Vendor())
 		return s
 	}
+	s.Scales = scales(rt)
 	var err error
 	if s.Device, err = rt.Identity(); err == nil {
 		c.place = place{on, rt.Name()}
@@ -187,6 +191,7 @@ func (e *Engine) join(c *communicator, mine Seat, later bool) (reasons []string,
 		return nil, false, err
 	}
 	c.joined = joined
+	c.scales = !slices.ContainsFunc(seats, func(s Seat) bool { return !s.Scales })
 	var own report
 	if why != nil {
 		own.Why = why.Error()
