@@ -337,16 +337,18 @@ def destroyed_from_another_thread() -> list[str]:
             return [str(error)]
         return []
     texts: list[str] = []
+    group = c10d._get_default_group()
 
     def wait() -> None:
         try:
-            dist.all_reduce(t)
+            # Not dist.all_reduce, which asks for torch's group once more to log the error: it may be gone by then.
+            group.allreduce([t]).wait()
         except (sagecomm.Aborted, sagecomm.PeerFailure) as error:
             texts.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while c10d._get_default_group()._get_sequence_number_for_group() < 2:
+    while group._get_sequence_number_for_group() < 2:
         time.sleep(0.001)
     dist.destroy_process_group()
     thread.join(60)
