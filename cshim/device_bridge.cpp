@@ -1,6 +1,7 @@
 // device_bridge.cpp is what the core calls while it issues an operation on a device: sagecomm_bridge. See device_work.hpp.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include <c10/core/DeviceGuard.h>
@@ -50,6 +51,7 @@ int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
   } catch (...) {
     std::snprintf(why, n, "%s", "something was thrown that is no exception");
   }
+  why[std::strcspn(why, "\n")] = '\0'; // torch's texts have advice in further lines
   return -1;
 }
 
