@@ -100,7 +100,10 @@ func useLibrary(t *testing.T, devices []*fakeDevice) *fakeLibrary {
 	p.vendors = vendor.NewPool() // a stream of another test is none of these devices
 	testEngines(t, nil)
 	deviceEngines["nccl"] = registeredEngine{
-		absent: func(*Group) error { return nil },
+		library:   true,
+		transport: "library",
+		supports:  collectivesOf(vendor.Calls(l)),
+		absent:    func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			others := g.stagedEngine(run)
 			return g.vendorEngine(vendor.Calls(l), run, others, others), nil
