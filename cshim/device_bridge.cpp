@@ -1,6 +1,7 @@
 // device_bridge.cpp is what the core calls while it issues an operation on a device: sagecomm_bridge. See device_work.hpp.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -65,6 +66,7 @@ int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
   } catch (...) { // a kernel may be a function of Python
     std::snprintf(why, n, "%s", firstLine(reasonOf(keepRaised())).c_str());
   }
+  why[std::strcspn(why, "\n")] = '\0'; // torch's texts have advice in further lines
   return -1;
 }
 

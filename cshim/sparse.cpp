@@ -21,7 +21,7 @@ std::string reasonOf(const std::exception& e) {
 }
 
 int32_t explain(char* why, size_t n, const std::string& reason) {
-  std::snprintf(why, n, "%s", reason.c_str());
+  std::snprintf(why, n, "%s", firstLine(reason).c_str());
   return -1;
 }
 

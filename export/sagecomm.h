@@ -590,11 +590,12 @@ typedef struct sagecomm_api {
   /* Writes as JSON how a group, existing or described, carries out a collective, and why. Returns INVALID without a
    * question. The question, JSON as well:
    *   {"op": "all_reduce", "bytes", "group"?, "ranks"?, "hosts"?, "tune"?, "device"?,
-   *     "overlap"?: {"seconds", "parts", "threads"}}
+   *     "dtype"?, "reduce"?, "overlap"?: {"seconds", "parts", "threads"}}
    * "group" is a handle. Without it, the settings are those of the environment, or "tune" if the environment has
    * none. "bytes" are as for simulate(). The answer lists candidates by predicted time:
    *   {"op", "bytes", "ranks", "hosts", "table", "candidates": [{"algorithm", "transport", "chunk", "seconds", "steps",
-   *     "bytes", "longest", "even", "chosen", "forced", "why"}], "overlap"?, "engine"?, "engines"?, "device_links"?} or
+   *     "bytes", "longest", "even", "chosen", "forced", "why"}], "overlap"?, "engine"?, "engines"?, "carrier"?,
+   *     "carrier_why"?, "device_links"?} or
    *   {"error": "..."}
    * "steps" and "bytes" of a candidate are the most that one rank has; "longest" is the longest possible chunk;
    * "fusion", in words, says which all_reduces share collectives where SAGECOMM_FUSION applies to the question;
@@ -602,7 +603,9 @@ typedef struct sagecomm_api {
    * "device": true the question is about tensors on devices, and the answer has the "engine" that carries them out and
    * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first, and "device_links": [{"class",
    * "nvlinks", "pairs", "latency", "gb_per_s"}], the closest first, what the ranks know of links between their devices.
-   * With "overlap" the question is
+   * "carrier" is the engine that carries out this operation, of the type and reduction with the names "dtype" (float32)
+   * and "reduce" (SUM), and "carrier_why" says why it is not "engine". With "device", "op" may be send or recv, which have
+   * no candidates. With "overlap" the question is
    * also in how many slices a computation of so many seconds, which has at most so many parts and keeps so many threads
    * of each rank busy (0: a device computes), and the collective hide each other best:
    *   "overlap": {"slices", "whole_seconds", "seconds", "busy", "processors", "why"}

@@ -253,6 +253,12 @@ func TestExplain(t *testing.T) {
 	}
 	for want, q := range map[string]Question{
 		`"send" is no collective`:                  {Op: "send", Ranks: 2},
+		`overlap: "send" is no collective`:         {Op: "send", Ranks: 2, Device: true, Overlap: &overlapQuestion{Parts: 1}},
+		`"float128" is no type: there are int8, `:  {Op: "all_reduce", Ranks: 2, Type: "float128"},
+		`"sparse" is no type`:                      {Op: "all_reduce", Ranks: 2, Type: "sparse"},
+		`"MEAN" is no reduction: there are SUM, `:  {Op: "all_reduce", Ranks: 2, Reduce: "MEAN"},
+		"broadcast has no reduction":               {Op: "broadcast", Ranks: 2, Reduce: "SUM"},
+		"AVG is not defined for bool":              {Op: "reduce", Ranks: 2, Type: "bool", Reduce: "AVG"},
 		"the group was destroyed":                  {Op: "barrier", Group: handle + 1<<40},
 		"7 ranks on 2 hosts":                       {Op: "barrier", Ranks: 7, Hosts: 2},
 		"a group of 0 ranks":                       {Op: "barrier"},

@@ -30,6 +30,11 @@ type registeredEngine struct {
 	absent func(g *Group) error
 	// open makes the engine when the lane is opened.
 	open func(g *Group, run *runner.Group) (engine.Engine, error)
+	// transport is that of the collectives that the engine carries out by external runs (vendor.Engine); "": it has none, and the runner
+	// carries out all.
+	transport string
+	// supports reports whether the engine carries out such operations, and does not leave them to staged; nil: all.
+	supports func(op coll.Op) bool
 	// captures reports whether a graph can hold the collective if this engine carries it out; nil: it can hold none.
 	captures func(op coll.Op) bool
 }
@@ -59,7 +64,9 @@ var deviceEngines = map[string]registeredEngine{
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			return g.cudaEngine(run, g.stagedEngine(run)), nil
 		},
-		captures: cuda.New(nil, cuda.Links{}).Supports,
+		transport: "device",
+		supports:  collectivesOf(cuda.New(nil, cuda.Links{})),
+		captures:  cuda.New(nil, cuda.Links{}).Supports,
 	},
 	stagedEngine: {
 		absent: func(*Group) error { return nil },
@@ -72,10 +79,13 @@ var deviceEngines = map[string]registeredEngine{
 // vendorLibrary is an engine that leaves collectives to a vendor's library. Where the ranks cannot use it, the next
 // engine that all of them offer does.
 func vendorLibrary[L vendor.Library](of string, library func() (L, error)) registeredEngine {
+	method := vendor.Calls(*new(L)) // what it supports does not depend on the copy that is opened
 	e := registeredEngine{
-		vendor:  of,
-		library: true,
-		absent:  func(*Group) error { _, err := library(); return err },
+		vendor:    of,
+		library:   true,
+		transport: "library",
+		supports:  collectivesOf(method),
+		absent:    func(*Group) error { _, err := library(); return err },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			l, err := library()
 			others := g.stagedEngine(run)
@@ -86,10 +96,43 @@ func vendorLibrary[L vendor.Library](of string, library func() (L, error)) regis
 			return g.vendorEngine(vendor.Calls(l), run, others, without), err
 		},
 	}
-	if l, graphs := any(*new(L)).(vendor.GraphLibrary); graphs { // what it supports does not depend on the copy that is opened
-		e.captures = vendor.Calls(l).Supports
+	if _, graphs := any(*new(L)).(vendor.GraphLibrary); graphs {
+		e.captures = method.Supports
 	}
 	return e
+}
+
+// collectivesOf returns what a method carries out: it leaves p2p operations to staged.
+func collectivesOf(m vendor.Method) func(op coll.Op) bool {
+	return func(op coll.Op) bool { return op.Kind.Collective() && m.Supports(op) }
+}
+
+// deviceTransports returns the transports of the engines that have one of their own. Of a vendor's library it is "library", which alone
+// knows how it moves bytes, and of the engine cuda "device": memory of devices, which the ranks map from each other.
+func deviceTransports() map[string]string {
+	list := map[string]string{}
+	for name, e := range deviceEngines {
+		if e.transport != "" {
+			list[name] = e.transport
+		}
+	}
+	return list
+}
+
+// carrierOf returns the engine that carries out an operation on devices in a group that has chosen an engine, and why it is another one.
+func carrierOf(engine string, op coll.Op) (carrier, why string) {
+	e := deviceEngines[engine]
+	if e.supports == nil || e.supports(op) {
+		return engine, ""
+	}
+	what := fmt.Sprintf("%v of %v", op.Kind, op.Type)
+	switch {
+	case !op.Kind.Collective():
+		what = "p2p operations"
+	case op.Kind.Reduces():
+		what = fmt.Sprintf("%v (%v) of %v", op.Kind, op.Reduce, op.Type)
+	}
+	return stagedEngine, fmt.Sprintf("%s does not carry out %s: they go through host memory", engine, what)
 }
 
 func (g *Group) stagedEngine(run *runner.Group) *staged.Engine {

@@ -14,7 +14,7 @@ import (
 	"sagecomm/internal/runner"
 )
 
-// Question asks how a collective is carried out, in a group of this process or in a group that is only described.
+// Question asks how an operation is carried out, in a group of this process or in a group that is only described.
 type Question struct {
 	Op    string `json:"op"`
 	Bytes uint64 `json:"bytes"` // length of the buffer, or of each rank's block
@@ -25,6 +25,10 @@ type Question struct {
 	// Device asks about tensors on devices: the answer has the engine too. A described group has this process for each
 	// rank.
 	Device bool `json:"device"`
+	// Type and Reduce are the names of the type and of the reduction, on which it depends which engine carries out an operation on
+	// devices; "" means float32 and SUM.
+	Type   string `json:"dtype"`
+	Reduce string `json:"reduce"`
 	// Overlap, if there is one, asks in how many slices the collective and a computation hide each other best.
 	Overlap *overlapQuestion `json:"overlap"`
 }
@@ -61,8 +65,12 @@ type Explanation struct {
 
 	Overlap *overlapAnswer `json:"overlap,omitempty"`
 
-	Engine  string            `json:"engine,omitempty"` // of tensors on devices; both are empty if the question is not about them
-	Engines []engineCandidate `json:"engines,omitempty"`
+	// Engine is the one that the group has chosen for tensors on devices, and Carrier the one that carries out such an operation, with
+	// CarrierWhy where that is another one. All are empty if the question is not about devices.
+	Engine     string            `json:"engine,omitempty"`
+	Engines    []engineCandidate `json:"engines,omitempty"`
+	Carrier    string            `json:"carrier,omitempty"`
+	CarrierWhy string            `json:"carrier_why,omitempty"`
 	// OnDevices has the candidates of the engine cuda, if that is the engine, and DeviceTable what it chooses for which
 	// lengths.
 	OnDevices   []candidate `json:"device_candidates,omitempty"`
@@ -119,8 +127,12 @@ const mostBytes = 1 << 48
 // Explain answers a question. Candidates are in the order of their predicted times.
 func (p *Process) Explain(q Question) (*Explanation, error) {
 	kind, ok := coll.ParseKind(q.Op)
-	if !ok || !kind.Collective() {
-		return nil, fmt.Errorf("explain: %q is no collective: there are %s", q.Op, collectives())
+	if !ok || !kind.Collective() && !q.Device {
+		return nil, fmt.Errorf("explain: %q is no collective: there are %s; of p2p operations only the engine on devices is chosen", q.Op, collectives())
+	}
+	op, err := q.operation(kind)
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
 	}
 	if q.Bytes > mostBytes {
 		return nil, fmt.Errorf("explain: %d bytes: expected at most %d", q.Bytes, uint64(mostBytes))
@@ -130,19 +142,26 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
 	selector, shape := chosen.selector, chosen.shape
-	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Table: selector.Describe(kind),
-		Candidates: candidatesOf(selector.Explain(kind, q.Bytes)), Parameters: selector.Params().ByName(), Probed: chosen.probed}
+	out := &Explanation{Op: q.Op, Bytes: q.Bytes, Ranks: shape.Size, Hosts: shape.HostCount(), Candidates: []candidate{},
+		Parameters: selector.Params().ByName(), Probed: chosen.probed}
+	if kind.Collective() {
+		out.Table, out.Candidates = selector.Describe(kind), candidatesOf(selector.Explain(kind, q.Bytes))
+	}
 	if kind == coll.AllReduce && chosen.fusion != fusionOff {
 		out.Fusion = chosen.fusion
 	}
 	if q.Overlap != nil {
+		if !kind.Collective() {
+			return nil, fmt.Errorf("explain: overlap: %q is no collective", q.Op)
+		}
 		if out.Overlap, err = q.Overlap.answer(selector, kind, q.Bytes, shape, p.processorsFor(q)); err != nil {
 			return nil, fmt.Errorf("explain: %w", err)
 		}
 	}
 	if q.Device {
 		out.Engine, out.Links = chosen.engines.Engine, describeLinks(selector.LinkDevices(chosen.link))
-		if d := chosen.forDevices(); d != nil {
+		out.Carrier, out.CarrierWhy = carrierOf(out.Engine, op)
+		if d := chosen.forDevices(); d != nil && kind.Collective() {
 			out.OnDevices, out.DeviceTable = candidatesOf(d.Explain(kind, q.Bytes)), d.Describe(kind)
 		}
 		for _, c := range chosen.engines.Candidates {
@@ -150,6 +169,41 @@ func (p *Process) Explain(q Question) (*Explanation, error) {
 		}
 	}
 	return out, nil
+}
+
+// operation returns the operation of a question.
+func (q *Question) operation(kind coll.Kind) (op coll.Op, err error) {
+	op = coll.Op{Kind: kind, Type: coll.Float32, Reduce: coll.Sum}
+	if q.Type != "" {
+		if op.Type, err = byName("type", q.Type, coll.Sparse); err != nil { // what Sparse stands for is no type of a tensor
+			return op, err
+		}
+	}
+	if q.Reduce == "" {
+		return op, nil
+	}
+	if op.Reduce, err = byName("reduction", q.Reduce, coll.ReduceOpCount); err != nil {
+		return op, err
+	}
+	if !kind.Reduces() {
+		return op, fmt.Errorf("%v has no reduction", kind)
+	}
+	return op, coll.Defined(op.Reduce, op.Type)
+}
+
+// byName returns the value below a count that has a name.
+func byName[T interface {
+	~uint8
+	fmt.Stringer
+}](what, name string, count T) (T, error) {
+	var names []string
+	for v := range count {
+		if v.String() == name {
+			return v, nil
+		}
+		names = append(names, v.String())
+	}
+	return 0, fmt.Errorf("%q is no %s: there are %s", name, what, strings.Join(names, ", "))
 }
 
 // longestCompute bounds the time of a computation in a question, in seconds, so that sums of times fit into 64 bits.

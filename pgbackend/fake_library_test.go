@@ -55,6 +55,7 @@ func (m *fakeMemory) Release() {
 // fake devices. A kernel waits for those of the peers.
 type fakeLibrary struct {
 	devices []*fakeDevice
+	state   func(rank int) error // of a communicator; nil: it has joined, and there is no error
 
 	mu    sync.Mutex
 	joins map[string]*kernelTable // by unique id
@@ -99,7 +100,10 @@ func useLibrary(t *testing.T, devices []*fakeDevice) *fakeLibrary {
 	p.vendors = vendor.NewPool() // a stream of another test is none of these devices
 	testEngines(t, nil)
 	deviceEngines["nccl"] = registeredEngine{
-		absent: func(*Group) error { return nil },
+		library:   true,
+		transport: "library",
+		supports:  collectivesOf(vendor.Calls(l)),
+		absent:    func(*Group) error { return nil },
 		open: func(g *Group, run *runner.Group) (engine.Engine, error) {
 			others := g.stagedEngine(run)
 			return g.vendorEngine(vendor.Calls(l), run, others, others), nil
@@ -149,9 +153,16 @@ type fakeCommunicator struct {
 	destroyed  atomic.Bool
 }
 
-func (c *fakeCommunicator) State() (bool, error) { return true, nil }
-func (c *fakeCommunicator) Settled() bool        { return c.aborted.Load() || c.destroyed.Load() }
-func (c *fakeCommunicator) Destroy()             { c.destroyed.Store(true) }
+func (c *fakeCommunicator) State() (bool, error) {
+	if c.l.state == nil {
+		return true, nil
+	}
+	err := c.l.state(c.rank)
+	return err == nil, err
+}
+
+func (c *fakeCommunicator) Settled() bool { return c.aborted.Load() || c.destroyed.Load() }
+func (c *fakeCommunicator) Destroy()      { c.destroyed.Store(true) }
 
 // Abort ends kernels, which write nothing then, and tell those of peers that they have brought their inputs.
 func (c *fakeCommunicator) Abort() bool {

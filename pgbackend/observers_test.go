@@ -3,6 +3,7 @@ package pgbackend
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -328,5 +329,61 @@ func TestDeathNamesTheCallOnADevice(t *testing.T) {
 	require.NoError(t, expect(f, coll.PeerFailure, "rank 1", "died in or after all_reduce #1 (float32, SUM, 10 elements) on a device"))
 	if !f.OnDevice || f.Op != "all_reduce" || f.Sequence != 1 {
 		t.Errorf("%+v", f)
+	}
+}
+
+// Rows of statistics, metrics and explanations have the engine that carries an operation out, and not the one that the group has chosen. A library
+// of the test reduces nothing but int32.
+func TestObserversNameTheEngineThatCarriesOut(t *testing.T) {
+	for _, c := range []struct{ hosts, host string }{{"00", "shm"}, {"01", "shm+tcp"}} {
+		t.Run(c.host, func(t *testing.T) {
+			useNewPool(t)
+			devices := fakeDevices(t, 2, 1, true)
+			useLibrary(t, devices)
+			eachAProcess(t)
+			w, errs := tryWorld(t, 2, opTimeout, onHosts(c.hosts))
+			require.NoError(t, errors.Join(errs...))
+			w.each(func(g *Group) error {
+				for _, of := range []coll.DataType{coll.Int32, coll.Float32} {
+					b := devices[g.rank].buffer(40)
+					work, f := issueOn(g, devices[g.rank], coll.Op{Kind: coll.AllReduce, Type: of}, one(b), one(b))
+					if f == nil {
+						f = work.finish()
+					}
+					if f != nil {
+						return f
+					}
+				}
+				return asError(sum(g, 10))
+			})
+			text := string(Get().Observers().Metrics())
+			for _, g := range w.groups {
+				s, err := g.Stats()
+				require.NoError(t, err)
+				var rows []string
+				for _, r := range s.Rows {
+					rows = append(rows, fmt.Sprintf("%s by %s over %s", r.Type, r.Engine, r.Transport))
+				}
+				require.ElementsMatch(t, []string{"float32 by host over " + c.host, "int32 by nccl over library", "float32 by staged over " + c.host}, rows)
+				require.Equal(t, "nccl", s.Lanes[1].Engine)
+				for _, labels := range []string{`engine="host",transport="` + c.host, `engine="nccl",transport="library`, `engine="staged",transport="` + c.host} {
+					require.Contains(t, text, labels+`"} 1`)
+				}
+				for _, q := range []struct {
+					op, dtype, reduce string
+					carrier, why      string
+				}{
+					{"all_reduce", "int32", "", "nccl", ""},
+					{"all_reduce", "", "", "staged", "nccl does not carry out all_reduce (SUM) of float32: they go through host memory"},
+					{"reduce", "int32", "AVG", "staged", "nccl does not carry out reduce (AVG) of int32: they go through host memory"},
+					{"all_gather", "", "", "nccl", ""},
+					{"send", "int32", "", "staged", "nccl does not carry out p2p operations: they go through host memory"},
+				} {
+					e, err := Get().Explain(Question{Op: q.op, Bytes: 8, Group: g.Handle(), Device: true, Type: q.dtype, Reduce: q.reduce})
+					require.NoError(t, err)
+					require.Equal(t, []string{"nccl", q.carrier, q.why}, []string{e.Engine, e.Carrier, e.CarrierWhy})
+				}
+			}
+		})
 	}
 }

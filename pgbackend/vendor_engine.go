@@ -46,14 +46,15 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 
 // reportWait returns how long an error of a vendor's library waits for a failure that explains it. In a group over
 // several hosts, a death is noticed after noticedAfter at the latest, and deathWait later it is the cause of this rank.
-// On one host it is noticed at once, and the libraries do not notice it.
+// On one host the kernel tells of it, within reportSpare: it closes the connections of a process that dies, by which a
+// library notices that, before it reports the death.
 func (g *Group) reportWait() time.Duration {
 	if g.apart() {
 		timing := tcp.DefaultTiming
 		timing.Unacked = env.LinkTimeout.Get(g.settings)
 		return noticedAfter(timing) + deathWait + reportSpare
 	}
-	return 0
+	return reportSpare
 }
 
 // reportSpare is for a process that is late: an error of the library that comes before the death that it tells of would

@@ -3,9 +3,13 @@ package pgbackend
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -189,7 +193,7 @@ func TestDestroyWaitsForReports(t *testing.T) {
 	}
 }
 
-// Between hosts an error of the library waits until a death would be the cause, whose times others have.
+// An error of the library waits until a death would be the cause. Between hosts, others have the times of that.
 func TestReportsWaitForDeaths(t *testing.T) {
 	if d := noticedAfter(tcp.DefaultTiming); d != 2*time.Second {
 		t.Errorf("a death is noticed after %v; deathWait and docs/protocol.md count on 2 s", d)
@@ -212,5 +216,66 @@ func TestReportsWaitForDeaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits(slow, 10500*time.Millisecond+deathWait+reportSpare)
-	waits(newWorld(t, 2), 0)
+	waits(newWorld(t, 2), reportSpare)
+}
+
+// A rank that dies in a join of a library may have told by then that it has joined, and the library of a survivor may notice its death first. The
+// survivor raises the death, also where the engine was set.
+func TestADeathInTheJoinOfALibrary(t *testing.T) {
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	eachAProcess(t)
+	library := useLibrary(t, devices)
+	w, errs := tryWorld(t, 2, opTimeout, func(rank int) options { // between hosts, an error waits for seconds
+		o := onHosts("01")(rank)
+		o["engine"] = "nccl"
+		return o
+	})
+	require.NoError(t, errors.Join(errs...))
+	var once sync.Once
+	var ends sync.WaitGroup
+	library.state = func(rank int) error {
+		if rank == 1 {
+			return nil
+		}
+		for w.groups[1].control[topicEngine].posted.Load() < 2 { // the seats, and that rank 1 has joined
+			runtime.Gosched()
+		}
+		once.Do(func() {
+			ends.Go(func() {
+				for len(stacksOf("vendor.(*Engine).explained")) == 0 {
+					if w.groups[0].control[topicEngine].posted.Load() > 1 {
+						t.Error("rank 0 has told the error of its library")
+						break
+					}
+					runtime.Gosched()
+				}
+				cutOff(w, 1)
+			})
+		})
+		return errors.New("remote process exited")
+	}
+	ends.Go(func() { sumOn(w.groups[1], devices[1]) })
+	f := sumOn(w.groups[0], devices[0])
+	require.NoError(t, w.groups[1].Destroy())
+	ends.Wait()
+	require.NoError(t, expect(f, coll.PeerFailure, "rank 1 (host "))
+	require.Equal(t, 1, f.Rank)
+}
+
+// An error of a library in a join that no death explains is told with its rank, its text and the remedy.
+func TestAnErrorInTheJoinOfALibrary(t *testing.T) {
+	useNewPool(t)
+	devices := fakeDevices(t, 2, 1, true)
+	library := useLibrary(t, devices)
+	library.state = func(rank int) error {
+		if rank == 1 {
+			return nil
+		}
+		return errors.New("remote process exited")
+	}
+	w := newWorldWith(t, 2, opTimeout, options{"engine": "nccl"})
+	for _, f := range w.eachFailure(func(g *Group) *coll.Failure { return sumOn(g, devices[g.rank]) }) {
+		require.NoError(t, expect(f, coll.System, "SAGECOMM_ENGINE=nccl, but rank 0 does not offer it", "rank 0 (host ", "remote process exited", "set an engine that all ranks offer"))
+	}
 }

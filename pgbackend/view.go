@@ -26,7 +26,13 @@ func (v view) DeviceEngine() string    { return v.g.engines().Engine }
 func (v view) Lanes() []observe.Lane {
 	var list []observe.Lane
 	for _, l := range v.g.lanes() {
-		one := observe.Lane{Number: l.run.Lane(), Engine: l.engine.Name(), Devices: l.devices(), Run: l.run}
+		one := observe.Lane{Number: l.run.Lane(), Engine: l.engine.Name(), Devices: l.devices(), Run: l.run, Transport: "shm"}
+		if v.g.apart() {
+			one.Transport += "+tcp"
+		}
+		if e, is := deviceEngines[one.Engine]; is && e.transport != "" {
+			one.External, one.Staged = deviceTransports(), stagedEngine
+		}
 		if e, captures := l.engine.(interface{ Captured() uint64 }); captures {
 			one.Captured = e.Captured()
 		}

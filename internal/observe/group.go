@@ -32,11 +32,34 @@ type Group interface {
 // Lane is one lane of a group that this process has opened.
 type Lane struct {
 	Number  runner.Lane
-	Engine  string // name of the engine that carries out its operations
+	Engine  string // name of its engine, which may leave operations to others
 	Devices string // types of the devices of this rank's operations so far, joined by "+"; "cpu" on the host lane
 	Run     Run
 
+	// Transport names what moves bytes of host memory between ranks: "shm", with "+tcp" in a group over several hosts.
+	Transport string
+
+	// External has the engines that carry out external runs of the lane, whose algorithm is the name of the engine, each with its
+	// transport. Staged is the name of the engine that carries out the other runs. Both are empty where Engine carries out all.
+	External map[string]string
+	Staged   string
+
 	Captured uint64 // operations that graphs have got
+}
+
+// carrier returns the engine that has carried out the operations of a row of statistics, and the transport. A row of all types
+// and sizes may have those of several engines: "any".
+func (l Lane) carrier(s runner.Stat) (engine, transport string) {
+	if l.Staged == "" {
+		return l.Engine, l.Transport
+	}
+	if over, external := l.External[s.Algorithm]; external {
+		return s.Algorithm, over
+	}
+	if s.Kind.Collective() && s.Algorithm == "" {
+		return "any", "any"
+	}
+	return l.Staged, l.Transport
 }
 
 // Run is the part of a lane of the runner that observers read. *runner.Group implements it.

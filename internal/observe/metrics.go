@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
 	"sagecomm/internal/runner"
 )
 
@@ -50,6 +51,7 @@ func (m *metrics) sample(family, suffix, labels string, value any) {
 // oneSeries is the sum of the rows of statistics that have the same operation and algorithm.
 type oneSeries struct {
 	op, algorithm       string
+	kind                coll.Kind // of one of the rows
 	count, bytes, fused uint64
 	total, waited       time.Duration
 	buckets             []uint64 // by latencyBounds, not cumulated; the last counts longer times
@@ -74,8 +76,9 @@ func (m *metrics) add(g Group) {
 // addLane adds the series of one lane of a group, whose label is given.
 func (m *metrics) addLane(group string, lane Lane) {
 	for _, s := range sumUp(lane.Run.Stats()) {
+		engine, transport := lane.carrier(runner.Stat{Kind: s.kind, Algorithm: s.algorithm})
 		labels := strings.Join([]string{group, label("op", s.op), label("algo", s.algorithm), label("device", lane.Devices),
-			label("engine", lane.Engine), label("transport", transport)}, ",")
+			label("engine", engine), label("transport", transport)}, ",")
 		m.sample("sagecomm_collectives_total", "", labels, s.count)
 		m.sample("sagecomm_bytes_total", "", labels, s.bytes)
 		m.sample("sagecomm_fused_total", "", labels, s.fused)
@@ -101,7 +104,7 @@ func sumUp(rows []runner.Stat) []*oneSeries {
 		i := slices.IndexFunc(list, func(s *oneSeries) bool { return s.op == op && s.algorithm == row.Algorithm })
 		if i < 0 {
 			i = len(list)
-			list = append(list, &oneSeries{op: op, algorithm: row.Algorithm, buckets: make([]uint64, len(latencyBounds)+1)})
+			list = append(list, &oneSeries{op: op, algorithm: row.Algorithm, kind: row.Kind, buckets: make([]uint64, len(latencyBounds)+1)})
 		}
 		s := list[i]
 		s.count += row.Count

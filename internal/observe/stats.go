@@ -34,9 +34,9 @@ type GroupStats struct {
 
 // LaneStats holds the counters of one lane.
 type LaneStats struct {
-	Lane     string `json:"lane"`   // host or device
-	Device   string `json:"device"` // types of the devices of this rank's operations, joined by "+"; "cpu" on the host lane
-	Engine   string `json:"engine"`
+	Lane     string `json:"lane"`     // host or device
+	Device   string `json:"device"`   // types of the devices of this rank's operations, joined by "+"; "cpu" on the host lane
+	Engine   string `json:"engine"`   // of the lane; rows have the one that carried operations out
 	Sequence uint64 `json:"sequence"` // collectives that this rank has issued
 	Blocked  uint64 `json:"blocked"`
 	Sleeps   uint64 `json:"sleeps"`
@@ -57,7 +57,7 @@ type StatRow struct {
 	UpTo      *uint64 `json:"up_to"` // bytes, sizes above half of it; null: all sizes (too many rows)
 	Algorithm string  `json:"algorithm"`
 	Device    string  `json:"device"` // as in LaneStats
-	Engine    string  `json:"engine"`
+	Engine    string  `json:"engine"` // that has carried the operations out
 	Transport string  `json:"transport"`
 	Count     uint64  `json:"count"`
 	Bytes     uint64  `json:"bytes"`
@@ -79,10 +79,6 @@ type ClassStats struct {
 	Algorithm string `json:"algorithm"`
 	Chunk     int    `json:"chunk"`
 }
-
-// transport is the name of the transport of groups on one host. The engines of both lanes move bytes between ranks through
-// shared memory.
-const transport = "shm"
 
 // Stats returns a description of the group and its counters. Requires: the group is acquired.
 func Stats(g Group) GroupStats {
@@ -116,7 +112,8 @@ func Stats(g Group) GroupStats {
 			count += s.Count
 			total += s.Total
 			row := statRow(s, h.Size)
-			row.Device, row.Engine = lane.Devices, lane.Engine
+			row.Device = lane.Devices
+			row.Engine, row.Transport = lane.carrier(s)
 			out.Rows = append(out.Rows, row)
 		}
 	}
@@ -151,7 +148,7 @@ func statName(s runner.Stat) string {
 func statRow(s runner.Stat, ranks int) StatRow {
 	n := float64(s.Count)
 	average, waited := us(s.Total)/n, min(us(s.Waited), us(s.Total))/n
-	row := StatRow{Op: statName(s), Type: s.Type.String(), Algorithm: s.Algorithm, Transport: transport, Count: s.Count,
+	row := StatRow{Op: statName(s), Type: s.Type.String(), Algorithm: s.Algorithm, Count: s.Count,
 		Bytes: s.Bytes, Fast: s.Fast, Fused: s.Fused, AverageUS: average, P50US: us(min(s.Duration.Quantile(0.5), s.Longest)),
 		P99US: us(min(s.Duration.Quantile(0.99), s.Longest)), LongestUS: us(s.Longest), WaitedUS: waited, RestUS: average - waited}
 	switch {

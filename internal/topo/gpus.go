@@ -17,6 +17,8 @@ type GPUs struct {
 	Why   string    `json:"why,omitempty"`   // the reason why the list is empty
 	// Visible is what CUDA_VISIBLE_DEVICES leaves to CUDA; nil if the variable is not set, or there are no GPUs.
 	Visible *Visible `json:"visible,omitempty"`
+	// Unordered tells that CUDA may number the GPUs in another order than List: they differ, and CUDA_DEVICE_ORDER is not PCI_BUS_ID.
+	Unordered bool `json:"unordered,omitempty"`
 }
 
 // GPU is one GPU. What the driver does not tell is left out.
@@ -90,6 +92,7 @@ func gpusOf(library nvml.Interface, environ []string) (found GPUs) {
 		found.List = append(found.List, gpuOf(device, i, to))
 	}
 	if len(found.List) > 0 {
+		found.Unordered = !inOrder(found.List, environ)
 		found.Visible = visibleOf(found.List, environ, func(uuid string) (int, bool) { return parentOf(library, uuid) })
 	} else {
 		found.Why = fmt.Sprintf("the driver has %d GPUs, and none that this process may use", count)

@@ -36,7 +36,12 @@ func server(name string, gpus, links int, level func(a, b int) nvml.GpuTopologyL
 			}
 			return nvml.FEATURE_DISABLED, nvml.ERROR_INVALID_ARGUMENT
 		}
-		d.GetNvLinkVersionFunc = func(int) (uint32, nvml.Return) { return uint32(nvml.NVLINK_VERSION_4_0), nvml.SUCCESS }
+		d.GetNvLinkVersionFunc = func(int) (uint32, nvml.Return) {
+			if links == 12 { // an A100
+				return uint32(nvml.NVLINK_VERSION_3_0), nvml.SUCCESS
+			}
+			return uint32(nvml.NVLINK_VERSION_4_0), nvml.SUCCESS
+		}
 		d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
 			return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
 		}
@@ -62,9 +67,10 @@ func sockets(a, b int) nvml.GpuTopologyLevel {
 
 func TestGPUsBehindSwitches(t *testing.T) {
 	for _, e := range []struct {
-		name  string
-		links int
-	}{{"NVIDIA H100 80GB HBM3", 18}, {"NVIDIA A100-SXM4-40GB", 12}} {
+		name    string
+		links   int
+		version string
+	}{{"NVIDIA H100 80GB HBM3", 18, "4.0"}, {"NVIDIA A100-SXM4-40GB", 12, "3.0"}} {
 		got := gpusOf(server(e.name, 8, e.links, sockets), nil)
 		require.Len(t, got.List, 8, e.name)
 		require.Len(t, got.Links, 28, e.name)
@@ -75,7 +81,7 @@ func TestGPUsBehindSwitches(t *testing.T) {
 			require.Equal(t, i, g.Index)
 			require.Equal(t, e.name, g.Name)
 			require.Equal(t, e.links, g.NVLinks)
-			require.Equal(t, "4.0", g.NVLink)
+			require.Equal(t, e.version, g.NVLink)
 			require.Equal(t, ID(i/4), g.Node)
 			require.NotEmpty(t, g.UUID)
 			require.NotZero(t, g.MemoryBytes)

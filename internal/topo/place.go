@@ -58,7 +58,8 @@ func (p Place) To(q Place) Way {
 	return Way{Class: ClassUnknown}
 }
 
-// Places returns the GPUs that CUDA numbers in this process, by its numbers. It returns nil where the driver does not tell them all.
+// Places returns the GPUs that CUDA numbers in this process, by its numbers. It returns nil where the driver does not tell them all, or
+// nobody knows how CUDA numbers them.
 func (t Topology) Places() (places []Place) {
 	list := t.GPUs.List
 	if v := t.GPUs.Visible; v != nil {
@@ -67,6 +68,8 @@ func (t Topology) Places() (places []Place) {
 			i := slices.IndexFunc(t.GPUs.List, func(g GPU) bool { return g.Index == d.GPU })
 			list = append(list, t.GPUs.List[i])
 		}
+	} else if t.GPUs.Unordered {
+		return nil
 	}
 	for _, g := range list {
 		if g.Address == "" {

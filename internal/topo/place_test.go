@@ -26,6 +26,8 @@ func TestPlacesOfGPUs(t *testing.T) {
 	require.Equal(t, places[0].To(places[1]), Place{Address: "0000:1b:00.0"}.To(places[1])) // one of the two knows
 	require.Equal(t, Way{Class: ClassUnknown}, places[0].To(Place{Address: "0000:ff:00.0"}))
 
+	host.GPUs.Unordered = true // then the entries of the variable alone tell which GPU has which number
+	require.Nil(t, host.Places())
 	host.GPUs.Visible = &Visible{Devices: []VisibleGPU{{GPU: 3}, {GPU: 1, Instance: "MIG-1"}, {GPU: 1, Instance: "MIG-2"}}}
 	visible := host.Places()
 	require.Equal(t, []Place{places[2], places[1], places[1]}, visible)

@@ -32,8 +32,7 @@ func visibleOf(gpus []GPU, environ []string, parent func(uuid string) (int, bool
 		return nil
 	}
 	v := &Visible{Setting: setting, Devices: []VisibleGPU{}}
-	order, _ := variable(environ, "CUDA_DEVICE_ORDER")
-	ordered := order == "PCI_BUS_ID" || !slices.ContainsFunc(gpus, func(g GPU) bool { return g.Name != gpus[0].Name })
+	ordered := inOrder(gpus, environ)
 	for entry := range strings.SplitSeq(setting, ",") {
 		entry = strings.TrimSpace(entry)
 		d, why := visibleEntry(gpus, entry, ordered, parent)
@@ -50,6 +49,12 @@ func visibleOf(gpus []GPU, environ []string, parent func(uuid string) (int, bool
 		v.Devices = append(v.Devices, d)
 	}
 	return v
+}
+
+// inOrder reports whether CUDA numbers GPUs in their order here, which is that of their PCI addresses.
+func inOrder(gpus []GPU, environ []string) bool {
+	order, _ := variable(environ, "CUDA_DEVICE_ORDER")
+	return order == "PCI_BUS_ID" || !slices.ContainsFunc(gpus, func(g GPU) bool { return g.Name != gpus[0].Name })
 }
 
 func visibleEntry(gpus []GPU, entry string, ordered bool, parent func(uuid string) (int, bool)) (d VisibleGPU, why string) {

@@ -45,4 +45,8 @@ func TestVisibleGPUs(t *testing.T) {
 		})
 	}
 	require.Nil(t, visibleOf(alike, []string{"CUDA_DEVICE_ORDER=PCI_BUS_ID"}, parent))
+	require.True(t, inOrder(alike, nil))
+	require.True(t, inOrder(different, []string{"CUDA_DEVICE_ORDER=PCI_BUS_ID"}))
+	require.False(t, inOrder(different, []string{"CUDA_DEVICE_ORDER=FASTEST_FIRST"}))
+	require.False(t, inOrder(different, nil))
 }

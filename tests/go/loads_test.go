@@ -14,8 +14,9 @@ import (
 	"sagecomm/tests/quick"
 )
 
-// withoutFunction links a library of the emulator from its objects, which lie in the folder `of`, without one of its functions.
-func withoutFunction(t *testing.T, built, of, function, file string) {
+// withoutFunction links a library of the emulator from its objects, which lie in the folder `of`, without one of its functions. It uses the
+// libraries of `needs`.
+func withoutFunction(t *testing.T, built, of, function, file string, needs ...string) {
 	t.Helper()
 	objects, err := filepath.Glob(filepath.Join(built, "objects", of, "*.o"))
 	require.NoError(t, err)
@@ -23,6 +24,9 @@ func withoutFunction(t *testing.T, built, of, function, file string) {
 	script := filepath.Join(t.TempDir(), "exports.map")
 	require.NoError(t, os.WriteFile(script, []byte("{ global: *; local: "+function+"; };\n"), 0o600))
 	flags := []string{"-shared", filepath.Join(built, "libemulator.so"), "-Wl,-rpath," + built, "-Wl,--version-script=" + script, "-o", file}
+	for _, name := range needs {
+		flags = append(flags, filepath.Join(built, name))
+	}
 	compile(t, words("CXX", "g++"), append(objects, flags...)...)
 }
 
@@ -42,8 +46,9 @@ func TestCollectivesOnTheCPUBesideLibrariesOfVendors(t *testing.T) {
 		name      string
 		quick     bool
 		libraries []string
-		lacking   string   // a function of the first library
+		lacking   string   // a function of the last library
 		of        string   // the folder of its objects
+		needs     []string // libraries that it needs
 		starts    string   // the function by which somebody else has started the first library
 		returns   int      // which it did
 		variables []string // of the emulator
@@ -54,13 +59,28 @@ func TestCollectivesOnTheCPUBesideLibrariesOfVendors(t *testing.T) {
 		{name: "Ascend", libraries: []string{ascend, "libhccl.so"}, says: ": hccl ("},
 		{name: "Cambricon", libraries: []string{cambricon, "libcncl.so"}, says: ": cncl ("},
 		{name: "CUDA without a function", libraries: []string{cuda}, lacking: "cuEventRecord", of: "cuda", says: ": cuda ("},
-		{name: "Ascend without a function", quick: true, libraries: []string{ascend, "libhccl.so"}, lacking: "aclrtValueWait", of: "acl",
+		{name: "Ascend without a function", quick: true, libraries: []string{"libhccl.so", ascend}, lacking: "aclrtValueWait", of: "acl",
 			says: "not hccl: no rank offers it: the Ascend runtime has no aclrtValueWait"},
-		{name: "Cambricon without a function", libraries: []string{cambricon, "libcncl.so"}, lacking: "cnrtInvokeHostFunc", of: "cnrt",
+		{name: "Cambricon without a function", libraries: []string{"libcncl.so", cambricon}, lacking: "cnrtInvokeHostFunc", of: "cnrt",
 			says: "not cncl: no rank offers it: the Cambricon runtime has no cnrtInvokeHostFunc"},
+		{name: "NCCL without a function", libraries: []string{cuda, "libnccl.so.2"}, lacking: "ncclCommAbort", of: "nccl", needs: []string{cuda},
+			says: " of this process has no ncclCommAbort: it is older than NCCL 2.27"},
+		{name: "HCCL without a function", libraries: []string{ascend, "libhccl.so"}, lacking: "HcclReduceScatter", of: "hccl", needs: []string{ascend},
+			says: "not hccl: no rank offers it: the libhccl.so of this process has no HcclReduceScatter: it is too old"},
+		{name: "CNCL without a function", libraries: []string{cambricon, "libcncl.so"}, lacking: "cnclAllReduce", of: "cncl", needs: []string{cambricon},
+			says: "not cncl: no rank offers it: the libcncl.so of this process has no cnclAllReduce: it is too old"},
 		{name: "CUDA does not start", libraries: []string{cuda}, starts: "cuInit", returns: 999, variables: []string{"EMULATOR_FAULTS=cuInit@1+=#999"}, says: ": cuda ("},
 		{name: "Ascend does not start", libraries: []string{ascend}, starts: "aclInit", returns: 500000, variables: []string{"EMULATOR_FAULTS=aclInit@1+=#500000"},
 			says: "not hccl: no rank offers it: no HCCL: libhccl.so: cannot open shared object file"},
+		{name: "CUDA with NCCL does not start", libraries: []string{cuda, "libnccl.so.2"}, starts: "cuInit", returns: 999,
+			variables: []string{"EMULATOR_FAULTS=cuInit@1+=#999"}, says: ": nccl ("},
+		{name: "Ascend with HCCL does not start", libraries: []string{ascend, "libhccl.so"}, starts: "aclInit", returns: 500000,
+			variables: []string{"EMULATOR_FAULTS=aclInit@1+=#500000"}, says: ": hccl ("},
+		{name: "Cambricon does not start", libraries: []string{cambricon}, starts: "cnrtGetDeviceCount", returns: 632000,
+			variables: []string{"EMULATOR_FAULTS=cnrtGetDeviceCount@1+=#632000"},
+			says:      "not cncl: no rank offers it: no CNCL: libcncl.so: cannot open shared object file"},
+		{name: "Cambricon with CNCL does not start", libraries: []string{cambricon, "libcncl.so"}, starts: "cnrtGetDeviceCount", returns: 632000,
+			variables: []string{"EMULATOR_FAULTS=cnrtGetDeviceCount@1+=#632000"}, says: ": cncl ("},
 		{name: "CUDA without devices", libraries: []string{cuda}, starts: "cuInit", returns: 100, variables: []string{"EMULATOR_DEVICES=0"}, says: ": cuda ("},
 		{name: "Ascend without devices", libraries: []string{ascend, "libhccl.so"}, variables: []string{"EMULATOR_DEVICES=0"}, says: ": hccl ("},
 		{name: "Cambricon without devices", libraries: []string{cambricon, "libcncl.so"}, variables: []string{"EMULATOR_DEVICES=0"}, says: ": cncl ("},
@@ -77,8 +97,8 @@ func TestCollectivesOnTheCPUBesideLibrariesOfVendors(t *testing.T) {
 				require.NoError(t, os.Symlink(filepath.Join(built, "libemulator.so"), filepath.Join(folder, "libemulator.so")))
 			}
 			for i, name := range c.libraries {
-				if file := filepath.Join(folder, name); i == 0 && c.lacking != "" {
-					withoutFunction(t, built, c.of, c.lacking, file)
+				if file := filepath.Join(folder, name); i == len(c.libraries)-1 && c.lacking != "" {
+					withoutFunction(t, built, c.of, c.lacking, file, c.needs...)
 				} else {
 					require.NoError(t, os.Symlink(filepath.Join(built, files[name]), file))
 				}

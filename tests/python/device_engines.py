@@ -3,6 +3,8 @@ cuda, which move data between devices themselves."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -17,8 +19,11 @@ import device_each
 import device_p2p
 import device_programs
 import device_waits
+import fake_cuda
 import sagecomm
+from device_nccl import join_group
 from device_programs import SUM, expect, full, mine
+from device_waits import until
 
 Program = Callable[[], Any]
 
@@ -60,3 +65,57 @@ def run_on_another_device(rank: int, size: int, store: str, engine: str) -> None
     """A rank has two devices: of its own with NCCL, the same ones with cuda."""
     first = 2 * rank if engine == "nccl" else 0
     device_each.on_devices(rank, size, store, first, [behind_a_first_operation(engine, p) for p in device_each.WAITING])
+
+
+def carried_out(rank: int, size: int, store: str, on: list[int]) -> dict[str, Any]:
+    """What statistics, metrics and explain() tell of operations that one engine, or two, carry out."""
+    join_group(rank, size, store, on[rank])
+    whole = torch.ones(4, dtype=torch.int16, device="cuda")
+    dist.all_reduce(whole.float())
+    dist.all_reduce(whole)
+    if rank == 0:
+        dist.send(whole, 1)
+    else:
+        dist.recv(whole, 0)
+    torch.cuda.synchronize()
+    until(lambda: len(sagecomm.get_stats()["rows"]) == 3)  # an operation counts when the host has seen its end
+    asked = {
+        "float32": sagecomm.explain("all_reduce", 16, device=True),
+        "int16": sagecomm.explain("all_reduce", 8, device=True, dtype=torch.int16, reduction="SUM"),
+        "p2p": sagecomm.explain("send", 8, device=True, dtype=torch.int16),
+    }
+    told = {
+        "rows": sorted([r["op"], r["dtype"], r["engine"], r["transport"]] for r in sagecomm.get_stats()["rows"]),
+        "metrics": [line for line in sagecomm.metrics().splitlines() if line.startswith("sagecomm_collectives_total")],
+        "explained": {name: [a["engine"], a["carrier"], a.get("carrier_why")] for name, a in asked.items()},
+    }
+    dist.destroy_process_group()
+    fake_cuda.check()
+    return told
+
+
+def descriptors(rank: int, size: int, store: str, on: list[int], groups: int) -> list[int]:
+    """How many descriptors this process has when some groups have used the device and are gone, and when so many more
+    have. Communicators end in the background, so the second number is asked for until it is not above the first."""
+    join_group(rank, size, store, on[rank])
+
+    def used() -> None:
+        group = dist.new_group(backend="sagecomm")
+        dist.all_reduce(torch.ones(8, device="cuda"), group=group)
+        torch.cuda.synchronize()
+        dist.destroy_process_group(group)
+
+    def left() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    for _ in range(3):
+        used()
+    before = left()
+    for _ in range(groups):
+        used()
+    bound, after = time.monotonic() + 20, left()
+    while after > before and time.monotonic() < bound:
+        time.sleep(0.01)
+        after = left()
+    dist.destroy_process_group()
+    return [before, after]

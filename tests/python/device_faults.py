@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
+import fake_cuda
 from device_calls import MINUTE
 from device_failures import hurry, join, meet, warm
+from device_nccl import join_group
 from device_programs import N, accelerator, full, held, mine
 from device_waits import copies_out, until
 
@@ -177,3 +180,23 @@ def other_group_goes_on(rank: int, size: int, store: str, strided: bool) -> None
     meet("over")
     dist.destroy_process_group(other)
     dist.destroy_process_group()
+
+
+def an_event_fails(rank: int, size: int, store: str) -> str:
+    """What the ranks raise when torch on rank 0 cannot record an event any more."""
+    join_group(rank, size, store, 0)
+    x = full(1.0)
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == 0:
+        assert fake_cuda.emulator().emulator_plan(b"cuEventRecord@1+=invalid_value") == 0
+    text = ""
+    while not text:
+        try:
+            dist.all_reduce(x)
+        except dist.DistBackendError as error:
+            text = str(error)
+    fake_cuda.emulator().emulator_plan(b"")
+    with suppress(dist.DistBackendError):
+        dist.destroy_process_group()
+    return text

@@ -39,6 +39,13 @@ def test_a_device_that_fails(cuda_bed: CudaBed, streams: str, call: str) -> None
     cuda_bed.ranks("device_faults:a_device_fails", 2, call, 1, **SETTINGS, **WAITS[streams])
 
 
+def test_an_error_of_torch_has_one_line(cuda_bed: CudaBed) -> None:
+    """torch's text of an error has a second one, which tells where to search for it."""
+    for text in cuda_bed.ranks("device_faults:an_event_fails", 2):
+        assert "CUDA error: invalid argument" in text
+        assert "\n" not in text
+
+
 @pytest.mark.parametrize("case", quickly([("waits", "wait")], CASES), ids=" ".join)
 def test_devices_of_all_ranks_fail(cuda_bed: CudaBed, case: tuple[str, str]) -> None:
     streams, call = case

@@ -116,6 +116,13 @@ def test_the_table_for_people():
     assert _explain.text(ANSWER) == TABLE
     assert _explain.text({**ANSWER, **ENGINES, "device_links": LINKS}) == TABLE + ENGINE_TABLE + LINK_TABLE
     assert _explain.text({**ANSWER, **ENGINES}) == TABLE + ENGINE_TABLE
+    why = {"carrier": "staged", "carrier_why": "hccl does not carry out p2p operations: they go through host memory"}
+    assert _explain.text({**ANSWER, **ENGINES, **why, "op": "send", "candidates": []}) == (
+        "send of 1 MiB, 4 ranks on 2 hosts\n"
+        + TABLE.splitlines()[-1]
+        + ENGINE_TABLE
+        + f"\nThis operation is carried out by staged: {why['carrier_why']}"
+    )
 
 
 @pytest.mark.long
@@ -125,6 +132,9 @@ def test_the_command_explains_the_engine():
     assert [e["engine"] for e in answer["engines"] if e["chosen"]] == ["staged"]
     assert "  *  staged" in programs.command("explain", "--device").said
     assert "staged" not in programs.command("explain").said
+    p2p = json.loads(programs.command("explain", "send", "8", "--device", "--dtype", "int16", "--json").said)
+    assert (p2p["carrier"], p2p["candidates"]) == ("staged", [])
+    assert "is chosen, over" not in programs.command("explain", "send", "--device").said
 
 
 ENGINE = """
@@ -160,6 +170,14 @@ def explanations() -> tuple[dict, dict, str]:
     dist.all_reduce(torch.ones(4), group=ring)
     with pytest.raises(RuntimeError, match='"send" is no collective'):
         sagecomm.explain("send", 8)
+    with pytest.raises(RuntimeError, match="AVG is not defined for bool"):
+        sagecomm.explain("all_reduce", 8, device=True, dtype=torch.bool, reduction="AVG")
+    with pytest.raises(RuntimeError, match='"MEAN" is no reduction: there are SUM, AVG, '):
+        sagecomm.explain("all_reduce", 8, device=True, reduction="MEAN")
+    with pytest.raises(RuntimeError, match='"complex32" is no type: there are int8, '):
+        sagecomm.explain("all_reduce", 8, device=True, dtype=torch.complex32)
+    with pytest.raises(RuntimeError, match="broadcast has no reduction"):
+        sagecomm.explain("broadcast", 8, device=True, reduction="SUM")
     with pytest.raises(ValueError, match="gloo"):
         sagecomm.explain("all_reduce", 8, dist.new_group(backend="gloo"))
     used = sagecomm.get_stats(ring)["rows"][0]["algorithm"]

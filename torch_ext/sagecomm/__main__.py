@@ -179,13 +179,14 @@ def print_topology(parsed: argparse.Namespace) -> int:
 
 
 def add_explanation(command: argparse.ArgumentParser) -> None:
-    command.usage = "%(prog)s [COLLECTIVE] [BYTES] [--ranks N] [--hosts N] [--tune RULES] [--device] [--json]"
+    command.usage = "%(prog)s [COLLECTIVE] [BYTES] [--ranks N] [--hosts N] [--tune RULES] "
+    command.usage += "[--device [--dtype TYPE] [--reduction NAME]] [--json]"
     command.add_argument(
         "op",
-        type=_arguments.collective,
+        type=_arguments.operation,
         nargs="?",
         metavar="COLLECTIVE",
-        help=f"one of {', '.join(_arguments.COLLECTIVES)}; all_reduce by default",
+        help=f"one of {', '.join(_arguments.COLLECTIVES)}; all_reduce by default; with --device also send or recv",
     )
     command.add_argument(
         "bytes",
@@ -194,7 +195,7 @@ def add_explanation(command: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help=f"length of the buffer, or of each rank's block, such as 8, 64K or 100MB; {_SIZES}; 1M by default",
     )
-    command.add_argument("--op", type=_arguments.collective, dest="named_op", help=argparse.SUPPRESS)
+    command.add_argument("--op", type=_arguments.operation, dest="named_op", help=argparse.SUPPRESS)
     command.add_argument("--bytes", type=_arguments.size, dest="named_bytes", help=argparse.SUPPRESS)
     command.add_argument(
         "--ranks", type=_arguments.positive, default=2, metavar="N", help="ranks of the group; 2 by default"
@@ -212,6 +213,15 @@ def add_explanation(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", action="store_true", help="the tensors are on devices: show the engine that carries it out too"
     )
+    command.add_argument(
+        "--dtype",
+        default="",
+        metavar="TYPE",
+        help="type of the tensors on devices, such as bfloat16; float32 by default",
+    )
+    command.add_argument(
+        "--reduction", default="", metavar="NAME", help="reduction of tensors on devices, such as AVG; SUM by default"
+    )
 
 
 def print_explanation(parsed: argparse.Namespace) -> int:
@@ -220,6 +230,7 @@ def print_explanation(parsed: argparse.Namespace) -> int:
     if parsed.tune and os.environ.get("SAGECOMM_TUNE"):
         print("sagecomm: SAGECOMM_TUNE is set: --tune is not looked at", file=sys.stderr)
     question = {name: getattr(parsed, name) for name in ("ranks", "hosts", "tune", "device")}
+    question |= {"dtype": parsed.dtype, "reduce": parsed.reduction}
     question["op"] = parsed.op or parsed.named_op or "all_reduce"
     if question["op"] == "barrier" and (parsed.bytes or parsed.named_bytes):
         raise RuntimeError("sagecomm: explain: a barrier has no length; leave BYTES out")

@@ -20,6 +20,7 @@ COLLECTIVES = (
     "scatter",
     "barrier",
 )
+P2P = ("send", "recv")
 LENGTHS = [8, 64, 256, *(1 << n for n in range(10, 27))]  # that tune measures: 8 B to 64 MiB
 MOST_RANKS = 512  # of a group on one host: algo/plan's MaxSize
 PICTURES = (".png", ".svg", ".pdf")
@@ -35,6 +36,10 @@ def collective(text: str) -> str:
         meant = f"; did you mean {near[0]}?" if near else ""
         raise argparse.ArgumentTypeError(f"{text!r} is no collective{meant} (there are {', '.join(COLLECTIVES)})")
     return text
+
+
+def operation(text: str) -> str:
+    return text if text in P2P else collective(text)
 
 
 def collectives(text: str) -> list[str]:

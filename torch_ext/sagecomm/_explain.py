@@ -7,20 +7,32 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from sagecomm import _native, _observe
 from sagecomm._format import columns, duration, in_bytes, many, power
 
 
-def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, device: bool = False) -> dict[str, Any]:
+def explain(
+    op: str,
+    nbytes: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    device: bool = False,
+    dtype: torch.dtype | None = None,
+    reduction: str | None = None,
+) -> dict[str, Any]:
     """Which algorithm carries a collective of this length out in a group, what else there is, and why not that.
 
     Args:
-        op: all_reduce, broadcast, all_gather, reduce, reduce_scatter, all_to_all, gather, scatter or barrier.
+        op: all_reduce, broadcast, all_gather, reduce, reduce_scatter, all_to_all, gather, scatter or barrier; with
+            `device` also send or recv, of which the answer has the engine only.
         nbytes: Of the tensor, or of each rank's block (the longest one) where there are blocks.
         group: The process group; the default one if None.
         device: The tensors are on devices, of any type: the answer has the engine too.
+        dtype: The type of the tensors, on which the engine depends; float32 if None.
+        reduction: torch's name of the reduction, as AVG, on which the engine depends; SUM if None.
 
     Returns:
         `candidates`: one for each algorithm, in the order of what they are predicted to take, with `algorithm`,
@@ -31,21 +43,24 @@ def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, dev
         the group is on several hosts, `probed_links`: of how many `pairs` of hosts how many were `measured`, and if any
         were, the highest of what was measured, before it was rounded, as `latency`, `step` and `byte` in seconds; the
         other pairs count with the defaults, but for a latency that the kernel knows of `latency_known` of them.
-        Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share collectives, in words. With
-        `device`, `engine`, and `engines`: one for each engine, the most preferred one first, with `engine`,
-        `chosen`, `forced` (by SAGECOMM_ENGINE), and `why` in words; and `device_links`, where there are several
-        ranks: what the ranks told each other of the links between their devices when the group was made, one
-        for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and as
+        Where SAGECOMM_FUSION applies to an all_reduce, `fusion`: which ones share collectives, in words. With `device`,
+        `engine`, and `engines`: one for each engine, the most preferred one first, with `engine`, `chosen`, `forced`
+        (by SAGECOMM_ENGINE), and `why` in words; `carrier`: the engine that carries out this operation, with
+        `carrier_why` where that is not `engine`, because it goes through host memory; and `device_links`, where there
+        are several ranks: what the ranks told each other of the links between their devices when the group was made,
+        one for each class of links, the closest first, with `class`, `pairs` of ranks, `nvlinks` of a pair, and as
         expectations `latency` in seconds and `gb_per_s`. Where the engine is `cuda`, `device_candidates` and
-        `device_table` are what `candidates` and `table` are, for slots in the memory of the devices; for a
-        rooted collective those of root 0. All ranks of a group get the same answer.
+        `device_table` are what `candidates` and `table` are, for slots in the memory of the devices; for a rooted
+        collective those of root 0. All ranks of a group get the same answer.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.
-        RuntimeError: There is no such collective, no process has that many bytes, or the group was destroyed.
+        RuntimeError: There is no such operation, type or reduction, the reduction is not defined for the type, no
+            process has that many bytes, or the group was destroyed.
     """
     number = _observe._backend(group, "explain").group_number()
-    return ask(_native.load().explain, op=op, bytes=nbytes, group=number, device=device)
+    named = {"dtype": str(dtype).removeprefix("torch.") if dtype else "", "reduce": reduction or ""}
+    return ask(_native.load().explain, op=op, bytes=nbytes, group=number, device=device, **named)
 
 
 def ask(explain: Callable[[str], str], **question: Any) -> dict[str, Any]:
@@ -65,13 +80,19 @@ def text(answer: dict[str, Any]) -> str:
     """A table for people, and what its words mean."""
     of = f" of {in_bytes(answer['bytes'])}" if answer["op"] != "barrier" else ""
     hosts = f" on {answer['hosts']} hosts" if answer["hosts"] > 1 else ""
+    title = f"{answer['op']}{of}, {many(answer['ranks'], 'rank')}{hosts}"
+    return "\n".join([title, *_choice(answer), *_between_hosts(answer), *_fusion(answer), *_engines(answer)])
+
+
+def _choice(answer: dict[str, Any]) -> list[str]:
+    """The algorithms, and which is chosen for which lengths. p2p operations have none."""
+    if not answer["candidates"]:
+        return []
     rows = [("", "algorithm", "time", "steps", "bytes", "chunk", "over", "why")]
     for c in answer["candidates"]:
         mark = "*" if c["chosen"] else ""
         costs = (duration(c["seconds"]), str(c["steps"]), in_bytes(c["bytes"], answer["bytes"]), in_bytes(c["chunk"]))
         rows.append((mark, c["algorithm"], *costs, c["transport"], c["why"]))
-    ranks = many(answer["ranks"], "rank")
-    title = f"{answer['op']}{of}, {ranks}{hosts}"
     used = {c["transport"] for c in answer["candidates"]}
     legend = columns([(name, means) for name, means in _OVER.items() if name in used])
     legend = [
@@ -80,8 +101,7 @@ def text(answer: dict[str, Any]) -> str:
         *legend,
         "What is chosen for which lengths, in bytes (K and M are powers of 1024):",
     ]
-    tables = [*columns(rows, range(2, 6)), *legend, _in_powers(answer["table"])]
-    return "\n".join([title, *tables, *_between_hosts(answer), *_fusion(answer), *_engines(answer)])
+    return [*columns(rows, range(2, 6)), *legend, _in_powers(answer["table"])]
 
 
 def _between_hosts(answer: dict[str, Any]) -> list[str]:
@@ -117,9 +137,11 @@ def _engines(answer: dict[str, Any]) -> list[str]:
     rows = [("*" if e["chosen"] else "", e["engine"], e["why"]) for e in answer.get("engines", [])]
     if not rows:
         return []
+    why = answer.get("carrier_why")
     return [
         "Which engine carries out operations on tensors of devices:",
         *columns(rows),
+        *([f"This operation is carried out by {answer['carrier']}: {why}"] if why else []),
         *_on_devices(answer),
         *_links(answer),
     ]

@@ -21,15 +21,15 @@ def get_stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     Returns:
         `all_reduce_count`, `total_bytes` (of this rank's inputs; of reduce_scatter, of its block) and `avg_latency_ms`
         of all operations; `ops`: count and bytes by operation; `rows`: one for each `op`, `dtype`, size class (`up_to`
-        bytes, more than half of that), `algorithm`, `device` (its type; cpu for host tensors), `engine` and
-        `transport`, with `count`, `bytes`, how many did not enter Go (`fast`), how many operations were packed into
-        others (`fused`), times from issue to completion in us (`avg_us`, `p50_us`, `p99_us`, `max_us`; of the average,
-        `wait_us` waiting for peers and `transfer_us` the rest), and bandwidths in GB/s as nccl-tests define them
-        (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`, `programs`; `captured`: operations
-        that CUDA graphs have got, which are counted nowhere else; `sequence`: collectives issued); `lanes`: the host
-        lane and, once it was used, the device lane, each with `lane`, `device`, `engine` and its part of `sequence`,
-        `blocked`, `sleeps`, `programs` and `captured`; `classes`: which algorithm serves which length; `failure`, if
-        the group has failed. Quantiles have an error of up to a quarter.
+        bytes, more than half of that), `algorithm`, `device` (its type; cpu for host tensors), `engine` that carried
+        them out and `transport`, with `count`, `bytes`, how many did not enter Go (`fast`), how many operations were
+        packed into others (`fused`), times from issue to completion in us (`avg_us`, `p50_us`, `p99_us`, `max_us`; of
+        the average, `wait_us` waiting for peers and `transfer_us` the rest), and bandwidths in GB/s as nccl-tests
+        define them (`algbw_gbps`, `busbw_gbps`); counters (`fast`, `fused`, `blocked`, `sleeps`, `programs`;
+        `captured`: operations that CUDA graphs have got, which are counted nowhere else; `sequence`: collectives
+        issued); `lanes`: the host lane and, once it was used, the device lane, each with `lane`, `device`, `engine` and
+        its part of `sequence`, `blocked`, `sleeps`, `programs` and `captured`; `classes`: which algorithm serves which
+        length; `failure`, if the group has failed. Quantiles have an error of up to a quarter.
 
     Raises:
         ValueError: The group is no group of sagecomm, or this rank is not in it.

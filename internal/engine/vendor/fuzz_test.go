@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"sagecomm/internal/engine/staged"
+	"sagecomm/internal/runner"
 )
 
 // idBytes is the length of a unique id of told.
@@ -59,7 +60,7 @@ func FuzzExchanges(f *testing.F) {
 		var settled []string
 		var round []byte // the last one
 		begun := false
-		group := Group{Rank: 1, Size: 3, Guard: func(f func()) { f() }, Timeout: func() time.Duration { return time.Minute }, Failed: func() bool { return false },
+		group := Group{Run: new(runner.Group), Rank: 1, Size: 3, Guard: func(f func()) { f() }, Timeout: func() time.Duration { return time.Minute }, Failed: func() bool { return false },
 			Exchange: func(purpose string, mine []byte) ([][]byte, error) {
 				if strings.HasPrefix(purpose, "devices for told") {
 					return [][]byte{first, mine, last}, nil

@@ -15,7 +15,8 @@ import (
 
 // This file makes communicators. The ranks make one together when each of them issues its first collective on a device. First
 // they tell each other their devices, then rank 0 gives its unique id to all. While they join, they tell each other how far they
-// are, so that none waits long for a rank that has failed. So all ranks use the library, or none does.
+// are, so that none waits long for a rank that has failed. So all ranks use the library, or none does. Before a rank tells an error
+// of the library, it waits for a death that explains the error: the dead rank may have told how far it is, and is not missed then.
 //
 // A goroutine does so, and the caller handles signals meanwhile. A caller who is interrupted leaves the goroutine alone: peers need
 // its part, and the next call on that device finds the communicator.
@@ -192,13 +193,14 @@ func (e *Engine) join(c *communicator, mine Seat, later bool) (reasons []string,
 	}
 	c.joined = joined
 	c.scales = !slices.ContainsFunc(seats, func(s Seat) bool { return !s.Scales })
-	var own report
-	if why != nil {
-		own.Why = why.Error()
-	}
-	for began := time.Now(); ; {
+	goOn := func() error { return nil } // the callers, who wait for this goroutine, handle signals
+	for began, own := time.Now(), (report{}); ; {
 		if c.joined != nil && own == (report{}) {
-			own = c.progress(began)
+			own.Joined, why = c.progress(began)
+		}
+		if why != nil {
+			e.explained(why, min(group.ReportWait, group.Timeout()-timeoutMargin), goOn) // peers wait for the exchange
+			own.Why, why = why.Error(), nil
 		}
 		reports, err := exchange(e, "join of "+e.method.Name(), own)
 		if err != nil {
@@ -216,11 +218,11 @@ func (e *Engine) join(c *communicator, mine Seat, later bool) (reasons []string,
 	}
 }
 
-// progress waits for the join of all ranks, and returns how far this rank is after joinSlice.
-func (c *communicator) progress(began time.Time) report {
+// progress waits for the join of all ranks, and returns how far this rank is after joinSlice: whether it has joined, and why it cannot.
+func (c *communicator) progress(began time.Time) (joined bool, why error) {
 	slice := errors.New("the slice is over")
 	bound, end := min(joinBound, c.engine.group.Timeout()), time.Now().Add(joinSlice)
-	err := c.poll(func() error {
+	why = c.poll(func() error {
 		switch now := time.Now(); {
 		case now.Sub(began) > bound:
 			return fmt.Errorf("the join of all ranks takes longer than %v", bound)
@@ -229,13 +231,10 @@ func (c *communicator) progress(began time.Time) report {
 		}
 		return nil
 	})
-	switch err {
-	case nil:
-		return report{Joined: true}
-	case slice:
-		return report{}
+	if why == slice {
+		return false, nil
 	}
-	return report{Why: err.Error()}
+	return why == nil, why
 }
 
 // exchange gives every rank the values of all ranks.

@@ -152,7 +152,7 @@ func (c calls) Join(j Joining) (m Member, why, err error) {
 		return err
 	})
 	if why != nil {
-		return nil, why, nil
+		return nil, reported{why}, nil
 	}
 	if graphs, ok := c.Library.(GraphLibrary); ok {
 		return newGraphCaller(caller, j.Device.Index, graphs, j.Group), nil, nil

@@ -114,15 +114,16 @@ func TestPanicOfARelease(t *testing.T) {
 	}
 }
 
-// joins is a method whose member panics when it is asked how far it is.
+// joins is a method that joins with a member, or not at all.
 type joins struct {
 	Method
 	member Member
+	why    error
 }
 
 func (joins) Name() string                              { return "joins" }
 func (joins) Compare(seats []Seat) []string             { return make([]string, len(seats)) }
-func (j joins) Join(Joining) (m Member, why, err error) { return j.member, nil, nil }
+func (j joins) Join(Joining) (m Member, why, err error) { return j.member, j.why, nil }
 
 // A panic in a join leaves no member, and the caller has an error when the group has failed by it.
 func TestPanicOfAJoin(t *testing.T) {

@@ -33,6 +33,11 @@ bool has_ended(int process) {
 State::~State() {
   for (const int descriptor : process)
     if (descriptor >= 0) close(descriptor);
+  if (table == nullptr) return;
+  const Member *first = table->member;
+  if (std::none_of(first, first + ranks, [](const Member &m) { return m.presence.load() == Presence::absent; }))
+    forget_table(table->nonce);  // nobody opens it any more
+  close_table(table);
 }
 
 bool all_told(const State &state) {

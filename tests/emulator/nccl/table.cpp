@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <map>
+#include <mutex>
 #include <random>
 
 namespace fake_nccl {
@@ -21,6 +23,17 @@ void *map(int descriptor, size_t size) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
+// The descriptors of the tables that this process has made, by nonce.
+struct Kept {
+  std::mutex mutex;
+  std::map<uint64_t, int> descriptors;
+};
+
+Kept &kept() {
+  static auto *all = new Kept;  // threads may use it until the process is gone
+  return *all;
+}
+
 }  // namespace
 
 bool make_table(Address *address) {
@@ -31,7 +44,20 @@ bool make_table(Address *address) {
   std::random_device random;
   table->nonce = uint64_t{random()} << 32 | random();
   *address = {magic, table->nonce, getpid(), descriptor};
+  close_table(table);
+  std::lock_guard lock(kept().mutex);
+  kept().descriptors[address->nonce] = descriptor;
   return true;
+}
+
+void close_table(Table *table) { munmap(table, sizeof(Table)); }
+
+void forget_table(uint64_t nonce) {
+  std::lock_guard lock(kept().mutex);
+  auto found = kept().descriptors.find(nonce);
+  if (found == kept().descriptors.end()) return;
+  close(found->second);
+  kept().descriptors.erase(found);
 }
 
 Table *open_table(const Address &address) {
@@ -41,7 +67,7 @@ Table *open_table(const Address &address) {
   auto *table = static_cast<Table *>(map(descriptor, sizeof(Table)));
   close(descriptor);
   if (table == nullptr || table->nonce == address.nonce) return table;
-  munmap(table, sizeof(Table));
+  close_table(table);
   return nullptr;
 }
 

@@ -74,10 +74,13 @@ struct Address {
 };
 constexpr uint64_t magic = 0x73616765636f6d6d;
 
-// Makes a table. The process keeps it.
+// Makes a table. The process keeps it until forget_table().
 bool make_table(Address *address);
 // Maps the table that another process, or this one, has made; null if it is gone.
 Table *open_table(const Address &address);
+void close_table(Table *table);
+// Gives back what this process keeps of a table that it has made, so that no further rank can open it.
+void forget_table(uint64_t nonce);
 
 // The data of a rank: a long sparse file, written from front to back again and again.
 class Data {
