@@ -49,6 +49,7 @@ _FAILURES = {
     device_calls.mismatch,
     device_catalogue.a_rank_that_does_not_call,
     device_catalogue.different_calls,
+    device_catalogue.a_timeout_with_few_events,
     device_waits.next_operation_raises,
 }
 WITHOUT: dict[str, set[Callable[[], Any]]] = {"staged": set(), "cncl": _TWO_GROUPS, "hccl": _TWO_GROUPS | _FAILURES}
@@ -100,6 +101,16 @@ def run_programs(world: World, chosen: str, programs: list[Callable[[], Any]]) -
 def test_programs(fresh_world: Worlds, schedule: Schedule, name: str, by: str, module: str, queue: str) -> None:
     chosen = OF_COLLECTIVES[name] if by == "library" else by
     run_programs(vendor_ranks(fresh_world, schedule, name, queue, chosen), chosen, MODULES[module].PROGRAMS)
+
+
+@pytest.mark.long
+@under_few_schedules
+@with_queues
+@pytest.mark.parametrize("chosen", ["staged", "hccl"])
+def test_few_events(fresh_world: Worlds, schedule: Schedule, chosen: str, queue: str) -> None:
+    """An event of Ascend takes its place on the device at the record, which waits for one."""
+    world = vendor_ranks(fresh_world, schedule, "npu", queue, chosen, EMULATOR_EVENTS="8")
+    run_programs(world, chosen, device_catalogue.FEW_EVENTS)
 
 
 @under_few_schedules
