@@ -131,17 +131,28 @@ def lives(rank: int, size: int, store: str, dies: bool) -> None:
     dist.destroy_process_group()
 
 
+def settle(told: dist.Store, rank: int, ranks: int, store: str, name: str) -> None:
+    """Returns when a group has ended on all ranks and this one has given back what it has kept for those that ended it
+    later: at the end of its next group."""
+    told.set(f"{name} {rank}", b"")
+    told.wait([f"{name} {other}" for other in range(ranks)], MINUTE)
+    join(0, 1, f"{store}-alone-{name}-{rank}")
+    dist.destroy_process_group()
+
+
 def left_behind(rank: int, size: int, store: str, most: dict[str, int]) -> dict[str, int]:
     """A group ends in order, and one in which the last rank dies. Then the others make one of their own, and end it.
     Returns what they have left then, when it is within `most` or does not come to that."""
     told = dist.FileStore(f"{store}-told", size)
     lives(rank, size, f"{store}-first", dies=False)
+    settle(told, rank, size, store, "first")
     told.set(str(rank), json.dumps([os.getpid(), shared_files()]))
     dead, of_the_dead = json.loads(told.get(str(size - 1)))
     assert of_the_dead
     files, host = open_files(), sum(fake_cuda.bytes_of(kind) for kind in OF_HOST)
     lives(rank, size, f"{store}-second", dies=True)
     lives(rank, size - 1, f"{store}-third", dies=False)
+    settle(told, rank, size - 1, store, "third")
     cuda_holds.check()
 
     def left() -> dict[str, int]:
