@@ -18,7 +18,7 @@ KICK_MS = "5"
 PAGE = 4096
 
 # Operations in flight, the bytes of each, and what they take in pinned memory at most.
-FLIGHTS = {"one": (1, 64 * MB, 8 * MB), "short": (8, 12 * MB, 8 * 4 * MB), "long": (4, 64 * MB, 4 * 8 * MB)}
+FLIGHTS = {"one": (1, 64 * MB, 8 * MB), "short": (8, 12 * MB, 8 * 4 * MB), "long": (2, 64 * MB, 2 * 8 * MB)}
 
 
 @pytest.mark.parametrize("case", quickly(["one"], FLIGHTS))
