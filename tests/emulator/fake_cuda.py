@@ -86,7 +86,9 @@ def emulator() -> ctypes.CDLL:
     library.emulator_report_text.restype = ctypes.c_size_t
     library.emulator_finished.restype = ctypes.c_size_t
     library.emulator_objects.restype = ctypes.c_size_t
-    library.emulator_finished.argtypes = [ctypes.c_char_p]
+    library.emulator_bytes.restype = library.emulator_most_bytes.restype = ctypes.c_size_t
+    for named in (library.emulator_finished, library.emulator_bytes, library.emulator_most_bytes):
+        named.argtypes = [ctypes.c_char_p]
     library.emulator_report_text.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     for access in (library.emulator_host_read, library.emulator_host_write):
         access.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
@@ -129,6 +131,16 @@ def report() -> str:
 def reset() -> None:
     """Forgets the reports."""
     emulator().emulator_reset_reports()
+
+
+def bytes_of(kind: str) -> int:
+    """The bytes of memory of a kind that this process has: pinned, registered, device or imported."""
+    return int(emulator().emulator_bytes(kind.encode()))
+
+
+def most_bytes_of(kind: str) -> int:
+    """The most that it has had at a time."""
+    return int(emulator().emulator_most_bytes(kind.encode()))
 
 
 def check() -> None:

@@ -209,13 +209,23 @@ REPORT_HEAD = [
 ]
 
 
+NOT_YET_RUN = ["", "Not yet run:", ""]
+
+
+def not_yet_run(report: str) -> list[str]:
+    """Returns the mutants in the list at the end of a report, to which whoever adds a patch without a run adds it."""
+    return re.findall(r"^- (\w+)$", report.partition("\n".join(NOT_YET_RUN))[2], re.MULTILINE)
+
+
 def write_report(mutant: Mutant, outcome: Outcome) -> None:
-    """Replaces the line of this mutant."""
+    """Replaces the line of this mutant, and takes it off the list of those that have not run."""
     old = REPORT.read_text() if REPORT.exists() else ""
     lines = {found[1]: found[0] for found in re.finditer(r"^\| (\w+) \|.*\|$", old, re.MULTILINE)}
     lines[mutant.name] = f"| {mutant.name} | {mutant.what} | {outcome.verdict} | {outcome.how} |"
-    kept = [lines[path.stem] for path in sorted(HERE.glob("*.patch")) if path.stem in lines]
-    REPORT.write_text("\n".join([*REPORT_HEAD, *kept]) + "\n")
+    names = [path.stem for path in sorted(HERE.glob("*.patch"))]
+    kept = [lines[name] for name in names if name in lines]
+    left = [f"- {name}" for name in not_yet_run(old) if name in names and name not in lines]
+    REPORT.write_text("\n".join([*REPORT_HEAD, *kept, *([*NOT_YET_RUN, *left] if left else [])]) + "\n")
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ BOUND_S = float(os.environ.get("TEST_HANG_BOUND_S", "90"))  # of one child; they
 CONCURRENT = 2
 SEEDS = int(os.environ.get("SEEDS", "2"))  # of the random schedule; `make test-streams` runs more
 # Parts of torch that take seconds to import. The process that forks imports them if files of collected tests have.
-IMPORTED_IF_USED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+IMPORTED_IF_USED = ("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel")
 
 
 def emulated() -> bool:

@@ -345,3 +345,82 @@ def events_run_out(rank: int, size: int, store: str) -> None:
 
     with pytest.raises(RuntimeError, match=r"all_reduce: .*out of memory"):
         go_on()
+
+
+# ---- a device with fewer events than operations under way: a record waits until another one has run ----
+
+MANY = 12  # operations under way
+
+
+def _peer() -> int:
+    return 1 - dist.get_rank()
+
+
+def all_reduces_with_few_events() -> None:
+    xs = [full(mine() + n) for n in range(MANY)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    for n, (x, work) in enumerate(zip(xs, works, strict=True)):
+        assert work is not None
+        work.wait()
+        expect(x, SUM + 2 * n)
+
+
+def p2p_with_few_events() -> None:
+    xs, ys = [full(mine() + n) for n in range(MANY)], [full(0) for _ in range(MANY)]
+    works: list[dist.Work | None] = []
+    for x, y in zip(xs, ys, strict=True):
+        works += [dist.isend(x, _peer()), dist.irecv(y, _peer())]
+    for work in works:
+        assert work is not None
+        work.wait()
+    for n, y in enumerate(ys):
+        expect(y, SUM - mine() + n)
+
+
+def windows_with_few_events() -> None:
+    xs = [[full(mine() + n + 10 * i) for i in range(3)] for n in range(MANY)]
+    works: list[Any] = []
+    for window in xs:
+        with dist._coalescing_manager(device=accelerator(), async_ops=True) as manager:
+            for x in window:
+                dist.all_reduce(x)
+        works += manager.works
+    for work in works:
+        work.wait()
+    for n, window in enumerate(xs):
+        for i, x in enumerate(window):
+            expect(x, SUM + 2 * (n + 10 * i))
+
+
+def a_timeout_with_few_events() -> None:
+    """Where streams can wait, a call waits for an event that is free when a peer has called: until the timeout here."""
+    group = dist.new_group(timeout=MINUTE)
+    store = c10d._get_default_store()
+    dist.all_reduce(full(mine()), group=group)
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 0:
+        group._get_backend(accelerator())._set_default_timeout(timedelta(milliseconds=300))
+        xs = [full(mine()) for _ in range(MANY)]
+
+        def calls() -> None:
+            works = [dist.all_reduce(x, group=group, async_op=True) for x in xs]
+            works[-1].wait(MINUTE)
+
+        with pytest.raises(sagecomm.CollectiveTimeout, match="rank 1"):
+            calls()
+        torch.accelerator.synchronize()
+        store.set("the timeout has come", b"")
+    else:
+        store.wait(["the timeout has come"], MINUTE)
+
+
+FEW_EVENTS: list[Callable[[], Any]] = [
+    all_reduces_with_few_events,
+    p2p_with_few_events,
+    windows_with_few_events,
+    a_timeout_with_few_events,
+]
+
+
+def few_events(rank: int, size: int, store: str) -> None:
+    run_under_fake_cuda(rank, size, store, FEW_EVENTS)

@@ -555,6 +555,15 @@ def where_streams_wait(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, WAITING)
 
 
+def strided_and_late(rank: int, size: int, store: str) -> None:
+    """One case of each operation: the producer of its strided blocks is late, and so is the consumer."""
+
+    def late() -> None:
+        _of_each(partial(_late_producer, waits=True), without=ENDED_BY_THE_HOST, layouts=[strided])
+
+    run_under_fake_cuda(rank, size, store, [late])
+
+
 def long_under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [long_tensors])
 

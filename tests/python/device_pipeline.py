@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 
 from device_calls import run_under_fake_cuda
 from device_programs import FEW, accelerator
@@ -49,3 +49,49 @@ def pipeline() -> None:
 
 def under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [pipeline])
+
+
+# Schedules of torch by the stages of a rank: one, two that are as far apart as there are ranks, or two in a V.
+KINDS = {
+    "ScheduleGPipe": "one",
+    "Schedule1F1B": "one",
+    "ScheduleInterleaved1F1B": "apart",
+    "ScheduleLoopedBFS": "apart",
+    "ScheduleInterleavedZeroBubble": "apart",
+    "ScheduleZBVZeroBubble": "V",
+    "ScheduleDualPipeV": "V",
+}
+
+
+def trained(name: str, on: torch.device) -> list[torch.Tensor]:
+    """Trains the stages of this rank on a device. Returns their parameters."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    placed = {"one": [rank], "apart": [rank, rank + ranks], "V": [rank, 2 * ranks - 1 - rank]}[KINDS[name]]
+    count, parts = len(placed) * ranks, 2 * ranks
+    torch.manual_seed(3)
+    layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(count)]
+    data, target = torch.randn(2 * parts, 8), torch.randn(2 * parts, 8)
+    mine = [layers[i].to(on) for i in placed]
+    stages = [PipelineStage(layer, i, count, on) for layer, i in zip(mine, placed, strict=True)]
+    kind = getattr(schedules, name)
+    schedule = kind(stages[0] if len(stages) == 1 else stages, parts, loss_fn=loss_of)
+    parameters = [parameter for layer in mine for parameter in layer.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, foreach=False)
+    for _ in range(FEW):
+        optimizer.zero_grad()
+        last = {"target": target.to(on)} if count - 1 in placed else {}
+        schedule.step(*([data.to(on)] if 0 in placed else []), **last)
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in parameters]
+
+
+def as_on_the_cpu(rank: int, size: int, store: str, name: str) -> None:
+    """A pipeline over tensors of the device learns, bit for bit, what it learns over tensors of the CPU."""
+
+    def learns() -> None:
+        got, expected = (trained(name, device) for device in (accelerator(), torch.device("cpu")))
+        assert len(got) == len(expected) > 0
+        for a, b in zip(got, expected, strict=True):
+            assert torch.equal(a, b), (a, b)
+
+    run_under_fake_cuda(rank, size, store, [learns])

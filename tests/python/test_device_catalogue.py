@@ -59,6 +59,19 @@ def test_events_run_out(cuda_bed: CudaBed, driver: str) -> None:
     cuda_bed.ranks("device_catalogue:events_run_out", 2, EMULATOR_FAULTS=";".join(faults), EMULATOR_KICK_MS=KICK_MS)
 
 
+EVENTS = "8"  # that a device has
+
+
+@needs_cuda
+@pytest.mark.parametrize("bed", quickly(["staged"], ["staged", "staged without waits", "cuda"]))
+@quick_if_lazy
+def test_few_events(cuda_bed: CudaBed, schedule: Schedule, bed: str) -> None:
+    """A record waits until the device has an event for it."""
+    settings = {"EMULATOR_EVENTS": EVENTS, "EMULATOR_KICK_MS": KICK_MS, "SAGECOMM_ENGINE": bed.partition(" ")[0]}
+    settings |= {"EMULATOR_FAULTS": NO_WAITS if "without" in bed else ""}
+    cuda_bed.ranks("device_catalogue:few_events", 2, schedule=schedule.name, seed=schedule.seed, **settings)
+
+
 @needs_cuda
 def test_copies_run_out(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_catalogue:copies_run_out", 2, EMULATOR_FAULTS="cuMemcpyHtoDAsync@9+=out_of_memory")

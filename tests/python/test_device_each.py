@@ -41,6 +41,12 @@ def test_programs_on_cuda(cuda_bed: CudaBed, schedule: Schedule) -> None:
     on_cuda(cuda_bed, "where_streams_wait", schedule)
 
 
+@needs_cuda
+def test_each_operation_with_a_late_producer(cuda_bed: CudaBed) -> None:
+    """The quick one of the programs above, whose schedules have the others."""
+    on_cuda(cuda_bed, "strided_and_late", Schedule("random"))
+
+
 @pytest.mark.long
 @needs_cuda
 @under_schedules
@@ -91,6 +97,13 @@ def test_random_programs(cuda_bed: CudaBed, schedule: Schedule, devices: int, fa
     settings = {"EMULATOR_DEVICES": str(devices), "EMULATOR_KICK_MS": KICK_MS, "EMULATOR_FAULTS": faults}
     entry, seeds = "device_random:under_fake_cuda", seeds_of(schedule)
     cuda_bed.ranks(entry, 3, seeds, devices, schedule=schedule.name, seed=schedule.seed, **settings)
+
+
+@needs_cuda
+def test_a_random_program(cuda_bed: CudaBed) -> None:
+    """A quick one, with the first seed of the schedule."""
+    seeds = seeds_of(Schedule("lazy"))[:1]
+    cuda_bed.ranks("device_random:under_fake_cuda", 3, seeds, 1, EMULATOR_KICK_MS=KICK_MS)
 
 
 @pytest.mark.long

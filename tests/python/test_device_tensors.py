@@ -19,7 +19,7 @@ import device_p2p
 import device_pipeline
 import device_programs
 from cuda_bed import CudaBed
-from device_bed import Schedule, Worlds, built, by_turns, quick_if_lazy, quick_if_random
+from device_bed import Schedule, Worlds, built, by_turns, lazily, quick_if_lazy, quick_if_random
 from selection import quickly
 from worlds import World
 
@@ -153,3 +153,18 @@ def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, program: Call
 )
 def test_training(fresh_world: Worlds, schedule: Schedule, program: Callable[[], Any]) -> None:
     ranks(fresh_world, schedule).run(checked, program)
+
+
+INTERLEAVED = (2, "ScheduleInterleaved1F1B")
+PIPELINES = [INTERLEAVED, *((4, kind) for kind in device_pipeline.KINDS)]
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+@pytest.mark.parametrize("of", quickly([INTERLEAVED], PIPELINES), ids=str)
+@lazily
+def test_pipelines_on_cuda(cuda_bed: CudaBed, schedule: Schedule, of: tuple[int, str]) -> None:
+    size, kind = of
+    if not hasattr(device_pipeline.schedules, kind):
+        pytest.skip("this torch has no such schedule")
+    settings = {"EMULATOR_KICK_MS": KICK_MS, "schedule": schedule.name, "seed": schedule.seed}
+    cuda_bed.ranks("device_pipeline:as_on_the_cpu", size, kind, **settings)

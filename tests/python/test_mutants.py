@@ -38,12 +38,31 @@ def test_each_suite_has_a_patch() -> None:
 
 
 def test_the_report_is_of_these_mutants() -> None:
-    """A patch that is gone has no line, and none says that nothing has noticed."""
+    """A patch that is gone has no line, and none says that nothing has noticed. Those that have not run are listed."""
     text = mutants.REPORT.read_text()
     lines = re.findall(r"^\| (\w+) \| .+ \| (\w+): .+ \| .+ \|$", text, re.MULTILINE)
     assert len(lines) == len(re.findall(r"^\| \w+ \|", text, re.MULTILINE))
     for name, suite in lines:
         assert suite in mutants.read(MUTANTS / f"{name}.patch").tests, name
+    known = sorted([*(name for name, _ in lines), *mutants.not_yet_run(text)])
+    assert known == sorted(path.stem for path in MUTANTS.glob("*.patch"))
+
+
+def test_a_run_takes_a_mutant_off_the_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A mutant that nobody has listed, and that has not run, stays unknown to the report."""
+    (tmp_path / "caught.md").write_text(
+        "\n".join([*mutants.REPORT_HEAD, *mutants.NOT_YET_RUN, "- a", "- b", "- gone\n"])
+    )
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.patch").touch()
+    monkeypatch.setattr(mutants, "HERE", tmp_path)
+    monkeypatch.setattr(mutants, "REPORT", tmp_path / "caught.md")
+    outcome = mutants.Outcome(Failure("cuda", "a test", "a hang", ""), counts=True, seconds=1)
+    for name, left in (("a", ["b"]), ("b", [])):
+        mutants.write_report(mutants.Mutant(tmp_path / f"{name}.patch", "An order.", ("cuda",), ()), outcome)
+        assert mutants.not_yet_run(mutants.REPORT.read_text()) == left
+    lines = [f"| {name} | An order. | cuda: a test | a hang |" for name in ("a", "b")]
+    assert mutants.REPORT.read_text() == "\n".join([*mutants.REPORT_HEAD, *lines]) + "\n"
 
 
 def outcome(program: str, suite: str = "cuda", bound_s: float = 60) -> Failure | None:

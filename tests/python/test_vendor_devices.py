@@ -53,6 +53,7 @@ _FAILURES = {
     device_catalogue.different_calls,
     device_catalogue.splits_that_do_not_fit,
     device_catalogue.blocks_that_do_not_fit,
+    device_catalogue.a_timeout_with_few_events,
     device_waits.next_operation_raises,
 }
 WITHOUT: dict[str, set[Callable[[], Any]]] = {"staged": set(), "cncl": _TWO_GROUPS, "hccl": _TWO_GROUPS | _FAILURES}
@@ -160,6 +161,16 @@ def test_a_library_adds_what_is_averaged(fresh_world: Worlds, tmp_path: Path, na
             inputs = [c[1] for c in found if c[2] == written or (which == "z" and c[1] == read)]
             assert inputs, (rank, which, found)
             assert (read in inputs) == (which != "y"), (rank, which, found)
+
+
+@pytest.mark.long
+@under_few_schedules
+@with_queues
+@pytest.mark.parametrize("chosen", ["staged", "hccl"])
+def test_few_events(fresh_world: Worlds, schedule: Schedule, chosen: str, queue: str) -> None:
+    """An event of Ascend takes its place on the device at the record, which waits for one."""
+    world = vendor_ranks(fresh_world, schedule, "npu", queue, chosen, EMULATOR_EVENTS="8")
+    run_programs(world, chosen, device_catalogue.FEW_EVENTS)
 
 
 @under_few_schedules

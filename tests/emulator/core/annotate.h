@@ -48,6 +48,11 @@ size_t emulator_finished(const char *begin);
 /* The number of objects that graphs may hold, of which the end is told, until that is done. */
 size_t emulator_objects(void);
 
+/* The bytes of all memory of a kind that this process has, and the most that it has had at a time. Kinds are "pinned", "registered",
+ * "device" and "imported", which is memory of the device that another process has shared; of others there are 0 bytes. */
+size_t emulator_bytes(const char *kind);
+size_t emulator_most_bytes(const char *kind);
+
 /* The number of threads that a call which has the device to itself keeps: 0 if there is no such call, else 1 for its own thread and
  * one for each call of other threads that waits until it returns. */
 int emulator_kept_threads(int device);

@@ -77,6 +77,7 @@ Config read_config() {
   config.devices = static_cast<int>(variable("EMULATOR_DEVICES", static_cast<uint64_t>(config.devices), 64));
   config.queues = static_cast<int>(variable("EMULATOR_QUEUES", static_cast<uint64_t>(config.queues), 1U << 10));
   config.stream_room = variable("EMULATOR_STREAM_ROOM", config.stream_room, 1U << 30);
+  config.events = variable("EMULATOR_EVENTS", config.events, 1U << 30);
   config.polls = static_cast<int>(variable("EMULATOR_POLLS", static_cast<uint64_t>(config.polls), 1U << 30));
   config.kick_ms = static_cast<int>(variable("EMULATOR_KICK_MS", static_cast<uint64_t>(config.kick_ms), 1U << 30));
   config.stall_s = static_cast<int>(variable("EMULATOR_STALL_S", static_cast<uint64_t>(config.stall_s), 1U << 20));

@@ -17,6 +17,7 @@ struct Config {
   size_t memory = size_t{4096} << 20;  // bytes of each device
   int queues = 0;                      // hardware queues of a priority and device; 0: one for each stream
   size_t stream_room = 0;              // tasks of a stream that have not begun, beyond which a call waits; 0: no bound
+  size_t events = 0;                   // records of a device that have not run, beyond which one waits; 0: no bound
   int polls = 64;                      // unsuccessful queries of one point until the scheduler works towards it
   int kick_ms = 200;                   // work that nobody waits for runs after this time without progress; 0: never
   int stall_s = 30;                    // a wait that lasts longer prints the state of all streams once

@@ -42,6 +42,21 @@ std::shared_ptr<Event> Events::find(EventHandle handle) const {
 
 bool Events::destroy(EventHandle handle) { return events_.erase(handle) > 0; }
 
+Status Events::wait_for_room(std::unique_lock<std::mutex> &lock, int device) {
+  const size_t budget = state_.config.events;
+  if (budget == 0) return Status::success;
+  auto room = [this, device, budget] {
+    std::vector<Point> &records = records_[device];
+    std::erase_if(records, [](const Point &point) { return point->done; });
+    return records.size() < budget;
+  };
+  return state_.scheduler.wait_outside(lock, room, -1);  // it orders nothing for the caller
+}
+
+void Events::recorded(int device, const Point &point) {
+  if (state_.config.events != 0) records_[device].push_back(point);
+}
+
 Binding Events::newest(const Event &event) {
   if (event.shared == nullptr) return {event.point};
   uint64_t number = event.shared->issued.load();
@@ -85,6 +100,7 @@ Status record(EventHandle handle, StreamHandle stream_handle) {
   if (stream->device != event->device) return Status::invalid_handle;
   if (stream->capture != nullptr) return call.state().captures.record(*event, *stream);
   status = call.state().captures.implicit(*stream);  // a record that fails leaves the event as it was
+  if (status == Status::success) status = call.state().events.wait_for_room(call.lock(), event->device);
   if (status != Status::success) return status;
   Task task;
   task.what = "record of " + event_name(*event);
@@ -101,7 +117,9 @@ Status record(EventHandle handle, StreamHandle stream_handle) {
   }
   event->capture = 0;
   event->shared_number = number;
-  return queue(call, *stream, std::move(task), &event->point);
+  status = queue(call, *stream, std::move(task), &event->point);
+  if (status == Status::success && event->point != nullptr) call.state().events.recorded(event->device, event->point);
+  return status;
 }
 
 Status event_query(EventHandle handle) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "ipc.hpp"
@@ -43,11 +44,16 @@ class Events {
   EventHandle create(const Event &event);
   std::shared_ptr<Event> find(EventHandle handle) const;
   bool destroy(EventHandle handle);
+  // Waits until a record on the device is within its budget of events.
+  Status wait_for_room(std::unique_lock<std::mutex> &lock, int device);
+  // A record was queued on the device.
+  void recorded(int device, const Point &point);
   static Binding newest(const Event &event);
 
  private:
   State &state_;
   std::map<EventHandle, std::shared_ptr<Event>> events_;
+  std::map<int, std::vector<Point>> records_;  // by device: those that may not have run, where there is a budget
   uint64_t created_ = 0;
 };
 

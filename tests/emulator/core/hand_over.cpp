@@ -131,6 +131,18 @@ size_t emulator_finished(const char *begin) {
   return all.streams.finished(begin);
 }
 
+size_t emulator_bytes(const char *kind) {
+  State &all = emulator::state();
+  emulator::Lock lock(all.mutex);
+  return all.memory.bytes(kind).now;
+}
+
+size_t emulator_most_bytes(const char *kind) {
+  State &all = emulator::state();
+  emulator::Lock lock(all.mutex);
+  return all.memory.bytes(kind).most;
+}
+
 size_t emulator_objects(void) { return emulator::objects.load(); }
 
 int emulator_kept_threads(int device) {

@@ -95,6 +95,9 @@ void Memory::leave_quarantine(Arena &arena) {
 
 void Memory::add(const Block &block) {
   blocks_[block.base] = block;
+  Bytes &bytes = bytes_[block.kind];
+  bytes.now += block.size;
+  bytes.most = std::max(bytes.most, bytes.now);
   // The checker adds the size to the name itself.
   state_.checker.allocate(whole(block), block.name.substr(0, block.name.rfind(" (")));
 }
@@ -169,6 +172,7 @@ void Memory::release(const Block &released) {
   });
   state_.checker.release(whole(block), host_agent(state_));
   blocks_.erase(block.base);
+  bytes_[block.kind].now -= block.size;
   if (block.kind == MemoryKind::device) {
     Arena &arena_of = arena(block.device);
     if (block.export_slot >= 0) state_.ipc.withdraw(block);
@@ -189,6 +193,16 @@ void Memory::release(const Block &released) {
       freed_host_.pop_front();
     }
   }
+}
+
+Memory::Bytes Memory::bytes(const std::string &kind) const {
+  const std::map<std::string, MemoryKind> kinds = {{"pinned", MemoryKind::pinned},
+                                                   {"registered", MemoryKind::registered},
+                                                   {"device", MemoryKind::device},
+                                                   {"imported", MemoryKind::imported}};
+  auto named = kinds.find(kind);
+  auto found = named == kinds.end() ? bytes_.end() : bytes_.find(named->second);
+  return found == bytes_.end() ? Bytes{} : found->second;
 }
 
 const Block *Memory::find(const void *address) const {

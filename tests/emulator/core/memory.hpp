@@ -66,6 +66,12 @@ class Memory {
   // that runs goes on, and the caller waits for it (Scheduler::wait_for_users).
   void release(const Block &block);
 
+  // Of all blocks of a kind that this process has, and the most that it has had at a time.
+  struct Bytes {
+    size_t now = 0, most = 0;
+  };
+  Bytes bytes(const std::string &kind) const;
+
   const Block *find(const void *address) const;
   // Reports whether the range lies in one block, or touches none. `block` is null for pageable memory.
   bool classify(const void *address, size_t length, const Block **block) const;
@@ -82,6 +88,7 @@ class Memory {
   State &state_;
   std::vector<Arena> arenas_;
   std::map<uintptr_t, Block> blocks_;
+  std::map<MemoryKind, Bytes> bytes_;
   uint64_t allocations_ = 0;
   struct FreedHost {
     uintptr_t base;

@@ -151,3 +151,50 @@ TEST(threads_may_record_and_wait_at_once) {
     OK(stream_synchronize(b));
   });
 }
+
+static Environment budget_of_events(int count) {
+  return {{"EMULATOR_EVENTS", std::to_string(count)}, {"EMULATOR_KICK_MS", "0"}};
+}
+
+TEST(a_record_waits_for_a_place_among_the_events_of_the_device) {
+  under_all(
+      [] {
+        StreamHandle held = new_stream(), beside = new_stream();
+        EventHandle first = new_event(), second = new_event();
+        OK(hold(held));
+        OK(record(first, held));
+        OK(record(second, held));
+        std::atomic<bool> recorded{false};
+        std::thread other([&] {
+          OK(record(new_event(), beside));
+          recorded = true;
+        });
+        for (int i = 0; i < 20; i++) {
+          OK(run_all());
+          CHECK(!recorded);
+        }
+        OK(destroy_event(first));  // its record is still to come
+        OK(run_all());
+        CHECK(!recorded);
+        OK(release_held(held));
+        other.join();
+        OK(stream_synchronize(beside));
+      },
+      budget_of_events(2));
+}
+
+TEST(a_record_without_a_place_runs_what_it_waits_for) {
+  under(
+      "lazy",
+      [] {
+        Log log;
+        StreamHandle a = new_stream(), b = new_stream();
+        log.append(a, 'a');
+        OK(record(new_event(), a));
+        CHECK(log.text().empty());
+        OK(record(new_event(), b));
+        CHECK(log.text() == "a");
+        for (int i = 0; i < 20; i++) OK(record(new_event(), b));  // those that have run take no place
+      },
+      budget_of_events(1));
+}

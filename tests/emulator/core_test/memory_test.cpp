@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "bed.hpp"
 
@@ -267,4 +268,22 @@ TEST(unregistering_at_once_waits_for_the_task_that_runs) {
         CHECK(contains(report_text(), "is given back while 'kernel' on stream 1 of device 0 still uses it"));
       },
       {{"EMULATOR_KICK_MS", "5"}});
+}
+
+TEST(bytes_of_each_kind_are_counted) {
+  under("lazy", [] {
+    std::vector<unsigned char> own(4096);
+    void *first = nullptr, *second = nullptr, *device = nullptr;
+    OK(allocate_host(1000, &first));
+    OK(allocate_host(500, &second));
+    OK(release_host(first));
+    OK(register_host(own.data(), own.size()));
+    OK(allocate(300, &device));
+    CHECK(emulator_bytes("pinned") == 500 && emulator_most_bytes("pinned") == 1500);
+    CHECK(emulator_bytes("registered") == own.size() && emulator_bytes("device") == 300);
+    OK(unregister_host(own.data()));
+    OK(release(device));
+    CHECK(emulator_bytes("registered") == 0 && emulator_most_bytes("registered") == own.size());
+    CHECK(emulator_bytes("device") == 0 && emulator_bytes("imported") == 0 && emulator_bytes("unknown") == 0);
+  });
 }
