@@ -200,7 +200,8 @@ at::Tensor DeviceWork::elements(at::ScalarType type, const sagecomm_segment& pie
   TORCH_CHECK(false, "no tensor of the operation has the ", piece.bytes, " bytes at ", piece.data);
 }
 
-// The product's memory comes from the stream that uses it, and stays with the operation.
+// The product's memory comes from the stream that uses it. It stays with the operation because some allocators do not know of streams, and
+// because a library may use it until the process ends: see keepMemory().
 int32_t DeviceWork::multiply(
     void* ctx,
     uint64_t stream,
