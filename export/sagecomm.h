@@ -137,8 +137,8 @@ typedef struct sagecomm_copy {
 
 /* What the library needs of the framework that owns the buffers of an operation on a device (torch: c10's streams and
  * events). All functions concern the device of that operation. They are called on the thread that calls issue(), before
- * issue() returns. They queue commands and wait for no device, apart from what the framework's allocator and the first launch of a kernel
- * do in multiply() and divide(). They return 0, or -1 with a text in
+ * issue() returns. They queue commands and wait for no device, apart from what the framework's allocator
+ * and the first launch of a kernel do in multiply() and divide(). They return 0, or -1 with a text in
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
   uint32_t struct_size; /* sizeof(sagecomm_bridge); `keep` came later, `multiply` and `divide` last */
