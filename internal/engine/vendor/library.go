@@ -2,8 +2,9 @@
 // The library's kernels move the data in a stream of this engine; the runner numbers, compares and records the operations as
 // external runs (docs/protocol.md, section 12).
 //
-// [Engine] knows no vendor: a [Library] is a package beside this one. What a library cannot do, and all p2p operations, go through
-// the staged engine in the same order. Start reading at Engine.Issue.
+// [Engine] knows no vendor: a [Library] is a package beside this one. Averages and factors that a library lacks are its SUM beside kernels
+// of the framework (scaling.go). What else it cannot do, and all p2p operations, go through the staged engine in the same order. Start
+// reading at Engine.Issue.
 package vendor
 
 import (
