@@ -127,6 +127,21 @@ def same_as_on_the_cpu() -> None:
                     ref.check_same(got.cpu(), other, f"{call.__name__} of {dtype}, reduction {n}")
 
 
+def close_to_the_cpu() -> None:
+    """With three ranks sums, products and quotients are rounded, so the last place may differ."""
+    on = accelerator()
+    for dtype, place in ((torch.float32, 2.0**-22), (torch.bfloat16, 2.0**-6)):
+        for op in (dist.ReduceOp.AVG, _make_nccl_premul_sum(0.3)):
+            x = _row(3 * N, dtype, 8).abs() + 1  # no sum is much smaller than what is added
+            y, want, got = x.to(on), torch.zeros(N, dtype=dtype), torch.zeros(N, dtype=dtype, device=on)
+            dist.reduce_scatter_tensor(want, x, op)
+            dist.reduce_scatter_tensor(got, y, op)
+            torch.testing.assert_close(got.cpu(), want, rtol=place, atol=0)
+            dist.all_reduce(x, op)
+            dist.all_reduce(y, op)
+            torch.testing.assert_close(y.cpu(), x, rtol=place, atol=0)
+
+
 def integers_are_truncated() -> None:
     on = accelerator()
     for dtype in (torch.int8, torch.int32, torch.int64):

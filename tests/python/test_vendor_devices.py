@@ -121,6 +121,16 @@ def test_averages_and_factors_through_host_memory(fresh_world: Worlds, name: str
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_averages_and_factors_of_three_ranks(fresh_world: Worlds, name: str) -> None:
+    def three(_: int, environment: dict[str, str]) -> World:
+        return fresh_world(3, environment)
+
+    world = vendor_ranks(three, Schedule("lazy"), name, "launch queue", OF_COLLECTIVES[name], EMULATOR_DEVICES="3")
+    run_programs(world, OF_COLLECTIVES[name], [device_scaling.close_to_the_cpu])
+
+
+@pytest.mark.long
 def test_a_torch_that_lacks_a_kernel(fresh_world: Worlds) -> None:
     world = vendor_ranks(fresh_world, Schedule("lazy"), "mlu", "launch queue", "cncl")
     world.run(device_scaling.without_a_kernel)
