@@ -64,7 +64,13 @@ int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
     f(*static_cast<DeviceWork*>(ctx));
     return 0;
   } catch (...) { // a kernel may be a function of Python
-    std::snprintf(why, n, "%s", firstLine(reasonOf(keepRaised())).c_str());
+    try {
+      const std::string reason = reasonOf(keepRaised()); // of torch_npu its further lines have the cause
+      std::snprintf(
+          why, n, "%s", reason.substr(0, reason.find("\n\nAt:\n")).c_str()); // there pybind11 has a stack of Python
+    } catch (...) {
+      std::snprintf(why, n, "%s", "no memory for the reason");
+    }
   }
   why[std::strcspn(why, "\n")] = '\0'; // torch's texts have advice in further lines
   return -1;
@@ -179,18 +185,25 @@ int32_t DeviceWork::keepMemory(void* ctx, char* why, size_t n) noexcept {
     for (const c10::Storage& storage : w.memory_) {
       leakMemory(storage);
     }
+    for (const c10::Storage& product : w.products_) {
+      leakMemory(product);
+    }
   });
 }
 
-// A part of the user's own storage, because kernels of some devices take no memory that their allocator has not described.
-at::Tensor DeviceWork::elements(at::ScalarType type, const sagecomm_segment& piece) const {
+// A part of the user's own storage, because kernels of some devices take no memory that their allocator has not described. Pieces mostly come
+// in the order of the tensors, of which there may be a thousand.
+at::Tensor DeviceWork::elements(at::ScalarType type, const sagecomm_segment& piece) {
   const auto* const at = static_cast<const char*>(piece.data);
   const auto size = static_cast<uint64_t>(c10::elementSize(type));
-  for (const c10::Storage& storage : memory_) {
+  for (size_t i = 0; i < memory_.size(); i++) {
+    const size_t place = (found_ + i) % memory_.size();
+    const c10::Storage& storage = memory_[place];
     const auto* const from = static_cast<const char*>(storage.data());
     if (from == nullptr || at < from || at + piece.bytes > from + storage.nbytes()) {
       continue;
     }
+    found_ = place;
     const auto skipped = static_cast<uint64_t>(at - from);
     TORCH_CHECK(skipped % size == 0, "elements of ", type, " begin ", skipped, " bytes behind their storage");
     at::Tensor part = at::empty({0}, at::TensorOptions().dtype(type).device(device_));
@@ -200,8 +213,8 @@ at::Tensor DeviceWork::elements(at::ScalarType type, const sagecomm_segment& pie
   TORCH_CHECK(false, "no tensor of the operation has the ", piece.bytes, " bytes at ", piece.data);
 }
 
-// The product's memory comes from the stream that uses it. It stays with the operation because some allocators do not know of streams, and
-// because a library may use it until the process ends: see keepMemory().
+// The product's memory comes from the stream that uses it, and goes back there when the commands that read it are queued: see queueEnd(). Until
+// then it stays with the operation. If that fails, a library may use it until the process ends: see keepMemory().
 int32_t DeviceWork::multiply(
     void* ctx,
     uint64_t stream,
@@ -220,7 +233,11 @@ int32_t DeviceWork::multiply(
     for (uint32_t i = 0; i < count; i++) {
       total += static_cast<int64_t>(pieces[i].bytes / c10::elementSize(type));
     }
-    const at::Tensor all = at::empty({total}, at::TensorOptions().dtype(type).device(w.device_));
+    const at::Tensor all = [&] {
+      const Relaxed captures(w.device_.type());
+      return at::empty({total}, at::TensorOptions().dtype(type).device(w.device_));
+    }();
+    w.products_.push_back(all.storage());
     const at::Tensor by = at::native::wrapped_scalar_tensor(factor);
     int64_t done = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -230,7 +247,6 @@ int32_t DeviceWork::multiply(
       done += part.numel();
     }
     *product = all.mutable_data_ptr();
-    w.memory_.push_back(all.storage());
   });
 }
 
@@ -243,7 +259,7 @@ int32_t DeviceWork::divide(
     double divisor,
     char* why,
     size_t n) noexcept {
-  return call(ctx, why, n, [&](const DeviceWork& w) {
+  return call(ctx, why, n, [&](DeviceWork& w) {
     const at::ScalarType type = scaledType(dtype);
     const Plainly plainly;
     const c10::StreamGuard on(streamOf(stream));

@@ -25,8 +25,17 @@ bool DeviceWork::mayRelease() const {
 // Memory is given back without the mutex, because an allocator may wait.
 void DeviceWork::release() noexcept {
   std::vector<c10::Storage> memory;
+  std::vector<c10::Storage> products;
   std::lock_guard<std::mutex> lock(held_);
   memory.swap(memory_);
+  products.swap(products_);
+}
+
+// What reads the products is queued in the stream in which they were made, behind which the allocator orders who gets their memory next.
+void DeviceWork::dropProducts() noexcept {
+  std::vector<c10::Storage> products;
+  std::lock_guard<std::mutex> lock(held_);
+  products.swap(products_);
 }
 
 // In a forked child a thread of the parent may have had the mutex, and the memory is the parent's.
@@ -87,6 +96,10 @@ void DeviceWork::leak() noexcept {
     static_cast<void>(storage.unsafeReleaseStorageImpl());
   }
   memory_.clear();
+  for (c10::Storage& product : products_) {
+    static_cast<void>(product.unsafeReleaseStorageImpl());
+  }
+  products_.clear();
 }
 
 bool DeviceWork::isOver() const noexcept {

@@ -115,6 +115,7 @@ void DeviceWork::queueEnd(Buffers& buffers) noexcept {
       keepPromise();
     }
     joined_ = true;
+    dropProducts();
   } catch (...) { // the operation is under way; its end raises the error
     broken_ = keepRaised();
   }

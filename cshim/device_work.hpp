@@ -186,13 +186,14 @@ class DeviceWork {
   void waited() noexcept;
   bool mayRelease() const; // requires: held_
   void release() noexcept;
+  void dropProducts() noexcept;
   void leak() noexcept; // requires: held_, or that nobody else uses this
   static bool allPassed(const std::vector<std::unique_ptr<c10::Event>>& ends);
   bool laterEndsPassed(); // asks the streams of an operation whose end is unknown, as far as they are known
   std::optional<std::string> fault() const; // why the device is out of order
   void use(const c10::Stream& stream);
   // Returns elements of a type in the memory of the operation, as a tensor that shares the storage. Requires: the operation is being issued.
-  at::Tensor elements(at::ScalarType type, const sagecomm_segment& piece) const;
+  at::Tensor elements(at::ScalarType type, const sagecomm_segment& piece);
   void recordEnd(const c10::Stream& stream);
   void keepPromise() noexcept;
   void queueEnd(Buffers& buffers) noexcept;
@@ -207,9 +208,11 @@ class DeviceWork {
   std::vector<c10::Stream> users_; // streams of which the allocator knows
   std::optional<c10::Stream> caller_; // that was current when the operation was described
   std::unique_ptr<c10::Event> start_; // recorded in caller_ by the first fork(); null: there was none
+  size_t found_ = 0; // the place in memory_ of what elements() has returned
 
   mutable std::mutex held_; // guards what follows, once the operation is issued; who holds it waits for nothing
   std::vector<c10::Storage> memory_;
+  std::vector<c10::Storage> products_; // of multiply(); none once the operation is joined
   const std::vector<Footprint> outputs_;
   bool waited_ = false;
 

@@ -138,7 +138,8 @@ typedef struct sagecomm_copy {
 
 /* What the library needs of the framework that owns the buffers of an operation on a device (torch: c10's streams and
  * events). All functions concern the device of that operation. They are called on the thread that calls issue(), before
- * issue() returns. They queue commands and wait for no device. They return 0, or -1 with a text in
+ * issue() returns. They queue commands and wait for no device, apart from what the framework's allocator
+ * and the first launch of a kernel do in multiply() and divide(). They return 0, or -1 with a text in
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
   uint32_t struct_size; /* sizeof(sagecomm_bridge); `keep` came later, `multiply` and `divide` last */
@@ -189,7 +190,8 @@ typedef struct sagecomm_bridge {
    * them (struct_size, or NULL) such operations go through host memory. All ranks of a group have them, or none uses them. `pieces` are parts
    * of the operation's buffers, of elements of `dtype`: float16, bfloat16, float32 or float64.
    * multiply() queues the products of the elements and a factor. *product is where they will be, one piece behind the other: memory of
-   * the framework that is in use as long as the buffers of the operation. */
+   * the framework, which nobody else gets before issue() has returned. Later it may serve what comes behind the operation in the same
+   * stream. keep() is for this memory as well. */
   int32_t (*multiply)(void *ctx, uint64_t stream, uint8_t dtype, const sagecomm_segment *pieces, uint32_t n,
                       double factor, void **product, char *why, size_t why_n);
   /* divide() queues the division of the elements, in place. */

@@ -39,6 +39,7 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 			g.fail(f)
 		},
 		ReportWait: g.reportWait(),
+		Info:       func(text string) { g.info("%s", text) },
 		Warn:       func(err error) { observe.Warn("group %q: %v", g.title(), err) },
 		Guard:      g.lastingGuard(),
 	}, others, without, g.process.vendors, openAccess)

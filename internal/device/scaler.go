@@ -17,7 +17,8 @@ type Scaler interface {
 	Scales() bool
 
 	// Multiply queues the products of elements and a factor, and returns where they will be, one piece behind the other: memory of the
-	// framework that is in use as long as the buffers of the operation.
+	// framework, for what is queued in the stream while the operation is being issued. A framework that keeps the buffers of a failed
+	// operation keeps this memory, too.
 	Multiply(s Stream, t coll.DataType, pieces []Piece, factor float64) (uintptr, error)
 
 	// Divide queues the division of elements, in place.

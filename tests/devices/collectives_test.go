@@ -193,6 +193,68 @@ func TestCollectivesInStreamsOfAFramework(t *testing.T) {
 	}
 }
 
+// scaled carries out what libraries lack, with two ranks.
+func (r *rank) scaled(op coll.ReduceOp) {
+	const t = coll.Float32
+	got := r.operate(coll.Op{Kind: coll.AllReduce, Type: t, Reduce: op, Factor: 0.5}, [][]byte{elements(t, input(t, r.rank, n))}, room(n*t.Size()), false)
+	r.same(op.String(), got, elements(t, reduced(op, t, 0.5, input(t, 0, n), input(t, 1, n))))
+}
+
+// AVG and PREMUL_SUM are a SUM of the library where the frameworks of all ranks have kernels. A table that ends before those has none, whatever
+// lies behind its end; then the operations go through host memory on all ranks, and the user is told.
+func TestKernelsOfAFramework(t *testing.T) {
+	calls := map[string]string{"ascend": "HcclAllReduce ", "cambricon": "cnclAllReduce "}
+	eachVendor(t, func(t *testing.T, v vendor) {
+		for name, older := range map[string]bool{"all ranks have kernels": false, "rank 1 has none": true} {
+			t.Run(name, func(t *testing.T) {
+				path, variables := filepath.Join(t.TempDir(), "calls"), everywhere(2, bridgeVariable+"=1", "SAGECOMM_DEBUG=INFO")
+				variables[0] = append(slices.Clone(variables[0]), "EMULATOR_CALLS="+path)
+				list := ranks(t, 2, only(v), variables, func(r *rank) {
+					if older && r.rank == 1 {
+						r.ScalesNot()
+					}
+					r.scaled(coll.Avg)
+					r.scaled(coll.PremulSum)
+					require.Equal(t, !older, r.has(engines[v.name]))
+					require.Empty(t, reports(r.Library))
+					require.NoError(t, r.group.Destroy())
+				})
+				for i, o := range list {
+					require.NoError(t, o.err, "rank %d: %s", i, o.output)
+					require.Contains(t, o.output, ran)
+					lines := strings.Count(o.output, "all_reduce with AVG of float32 goes through host memory and not through "+engines[v.name])
+					require.Equal(t, older, lines == 1, "rank %d: %s", i, o.output)
+				}
+				if list == nil {
+					return
+				}
+				found := 0
+				for _, call := range libraryCalls(t, path) {
+					if strings.HasPrefix(call, calls[v.name]) {
+						found++
+					}
+				}
+				require.Equal(t, map[bool]int{false: 2, true: 0}[older], found)
+			})
+		}
+	})
+}
+
+// A call without kernels is refused where the ranks have made their communicator with calls that have them.
+func TestAFrameworkThatHasLostItsKernels(t *testing.T) {
+	all(t, 2, only(vendors[1]), nil, func(r *rank) {
+		r.scaled(coll.Avg)
+		r.ScalesNot()
+		data := r.put(elements(coll.Float32, input(coll.Float32, r.rank, n)))
+		op := coll.Op{Kind: coll.AllReduce, Type: coll.Float32, Reduce: coll.Avg}
+		f := r.finish(r.issue(op, [][]byte{data}, [][]byte{data}))
+		require.NotNil(t, f)
+		require.Contains(t, f.Message, "a framework without kernels that multiply and divide (sagecomm_bridge)")
+		require.Contains(t, f.Message, "SAGECOMM_ENGINE=staged")
+		_ = r.group.Destroy()
+	})
+}
+
 // A library is not given the devices of another vendor, though this process has both libraries.
 func TestALibraryOfAnotherVendor(t *testing.T) {
 	v := vendors[1]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,9 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 import reference as ref
 from device_each import averages, factors
+from device_failures import meet
 from device_programs import accelerator, mine
+from device_waits import until
 
 N = 777
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
@@ -122,6 +127,21 @@ def same_as_on_the_cpu() -> None:
                     ref.check_same(got.cpu(), other, f"{call.__name__} of {dtype}, reduction {n}")
 
 
+def close_to_the_cpu() -> None:
+    """With three ranks sums, products and quotients are rounded, so the last place may differ."""
+    on = accelerator()
+    for dtype, place in ((torch.float32, 2.0**-22), (torch.bfloat16, 2.0**-6)):
+        for op in (dist.ReduceOp.AVG, _make_nccl_premul_sum(0.3)):
+            x = _row(3 * N, dtype, 8).abs() + 1  # no sum is much smaller than what is added
+            y, want, got = x.to(on), torch.zeros(N, dtype=dtype), torch.zeros(N, dtype=dtype, device=on)
+            dist.reduce_scatter_tensor(want, x, op)
+            dist.reduce_scatter_tensor(got, y, op)
+            torch.testing.assert_close(got.cpu(), want, rtol=place, atol=0)
+            dist.all_reduce(x, op)
+            dist.all_reduce(y, op)
+            torch.testing.assert_close(y.cpu(), x, rtol=place, atol=0)
+
+
 def integers_are_truncated() -> None:
     on = accelerator()
     for dtype in (torch.int8, torch.int32, torch.int64):
@@ -160,6 +180,31 @@ def without_a_kernel() -> None:
         dist.all_reduce(x, dist.ReduceOp.AVG)
     x.fill_(1)  # Python's error is not left behind
     assert x.tolist() == [1.0] * 6
+
+
+def a_product_is_kept(late: str, calls: str) -> None:
+    """The call of rank 0 is still on its way when the operation fails, and queues its kernel when the device's memory
+    that nobody holds is given back."""
+    import build
+    import simdev
+
+    x = torch.ones(1000, device=accelerator())
+    dist.all_reduce(x)
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 1:
+        with suppress(RuntimeError):  # the failure of rank 0 may come before the end of this call
+            dist.reduce(x, 0, _make_nccl_premul_sum(0.5))
+        meet("the kernel has come")
+        return
+    assert ctypes.CDLL(str(build.OUTPUT / "libemulator.so")).emulator_plan(b"HcclReduce@1=late#4@1") == 0
+    with pytest.raises(RuntimeError):
+        dist.reduce(x, 0, _make_nccl_premul_sum(0.5))
+    torch.get_device_module().empty_cache()
+    Path(late).touch()
+    until(lambda: "late " in Path(calls).read_text())
+    torch.accelerator.synchronize()
+    meet("the kernel has come")
+    simdev.check()
 
 
 PROGRAMS: list[Callable[[], Any]] = [same_as_on_the_cpu, integers_are_truncated]

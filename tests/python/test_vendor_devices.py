@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,28 @@ def test_averages_and_factors_through_host_memory(fresh_world: Worlds, name: str
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_averages_and_factors_of_three_ranks(fresh_world: Worlds, name: str) -> None:
+    def three(_: int, environment: dict[str, str]) -> World:
+        return fresh_world(3, environment)
+
+    world = vendor_ranks(three, Schedule("lazy"), name, "launch queue", OF_COLLECTIVES[name], EMULATOR_DEVICES="3")
+    run_programs(world, OF_COLLECTIVES[name], [device_scaling.close_to_the_cpu])
+
+
+@pytest.mark.long
 def test_a_torch_that_lacks_a_kernel(fresh_world: Worlds) -> None:
     world = vendor_ranks(fresh_world, Schedule("lazy"), "mlu", "launch queue", "cncl")
     world.run(device_scaling.without_a_kernel)
+
+
+@pytest.mark.long
+def test_a_product_outlives_its_failed_operation(fresh_world: Worlds, tmp_path: Path) -> None:
+    """HCCL cannot end a call, so what may still be read is not given back."""
+    late, calls = str(tmp_path / "late"), str(tmp_path / "calls")
+    settings = {"EMULATOR_LATE_UNTIL": late, "EMULATOR_CALLS": calls}
+    world = vendor_ranks(fresh_world, Schedule("lazy"), "npu", "launch queue", "hccl", **settings)
+    world.run(device_scaling.a_product_is_kept, late, calls, operations_timeout=timedelta(seconds=2))
 
 
 # Function, elements, type, reduction and root: numbers of hccl_types.h and cncl.h. Both have SUM as 0.

@@ -28,10 +28,10 @@ type communicator struct {
 	place   place
 	stream  device.Stream
 	current func(func() error) error // device.Launcher.Current
+	scales  bool                     // the frameworks of all ranks multiply and divide elements: scaling.go; set before the communicator is known
 
 	mu     sync.Mutex    // held during each call of joined, none of which waits, except for that which ends it
 	joined Member        // nil: the ranks do without the library on this device
-	scales bool          // the frameworks of all ranks multiply and divide elements: scaling.go
 	ending atomic.Bool   // an abort or the end has begun, and no other call follows
 	ended  chan struct{} // closed when that is over
 	whole  bool          // nothing of it is left then; set before

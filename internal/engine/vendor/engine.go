@@ -52,6 +52,9 @@ type Group struct {
 	// ReportWait is how long an error of the library waits for a failure that explains it before it makes the group fail.
 	ReportWait time.Duration
 
+	// Info logs what explains how operations are carried out.
+	Info func(text string)
+
 	// Warn prints what the user should know although no operation fails by it.
 	Warn func(err error)
 
@@ -87,6 +90,8 @@ type Engine struct {
 
 	captured atomic.Uint64 // operations
 	reports  atomic.Int64  // errors that wait until the group is down
+
+	told [coll.KindCount]atomic.Bool // the user knows that such reductions go through host memory
 
 	mu     sync.Mutex // guards what follows; held for an instant
 	known  map[coll.Device]*communicator
@@ -188,6 +193,7 @@ func (e *Engine) Prepare(call runner.Call, op coll.Op) (engine.Prepared, error) 
 	case c.joined == nil:
 		return e.without.Prepare(call, op)
 	case !c.carries(op):
+		c.tellOfHost(op)
 		return e.Engine.Prepare(call, op)
 	}
 	if b, ok := c.joined.(Bounded); ok {

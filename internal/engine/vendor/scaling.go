@@ -2,6 +2,7 @@ package vendor
 
 import (
 	"errors"
+	"fmt"
 
 	"sagecomm/internal/coll"
 	"sagecomm/internal/device"
@@ -19,7 +20,10 @@ var scaled = map[coll.DataType]coll.DataType{coll.Float16: coll.Float16, coll.BF
 
 // asSum returns the SUM that carries out an operation beside a scaling, or false if there is none.
 func asSum(op coll.Op) (coll.Op, bool) {
-	if _, known := scaled[op.Type]; !known || !op.Kind.Reduces() || op.Reduce != coll.Avg && op.Reduce != coll.PremulSum {
+	if op.Reduce != coll.Avg && op.Reduce != coll.PremulSum || !op.Kind.Reduces() {
+		return op, false
+	}
+	if _, known := scaled[op.Type]; !known {
 		return op, false
 	}
 	op.Reduce = coll.Sum
@@ -35,6 +39,22 @@ func (c *communicator) carries(op coll.Op) bool {
 func (c *communicator) isScaled(op coll.Op) bool {
 	sum, ok := asSum(op)
 	return ok && c.scales && !c.engine.method.Supports(op) && c.engine.method.Supports(sum)
+}
+
+// tellOfHost tells the user, once for each kind of operation, that a reduction goes through host memory although the ranks use the method.
+func (c *communicator) tellOfHost(op coll.Op) {
+	if !op.Kind.Reduces() || c.engine.told[op.Kind].Swap(true) {
+		return
+	}
+	why := "it has no such reduction"
+	switch sum, ok := asSum(op); {
+	case ok && c.engine.method.Supports(sum):
+		why = "it has no such reduction, and the framework of a rank has no kernels that multiply and divide beside a sum"
+	case op.Reduce == coll.Avg && !ok:
+		why = "averages of integers are truncated on the host"
+	}
+	c.engine.group.Info(fmt.Sprintf("%s with %v of %v goes through host memory and not through %s: %s; later ones of this kind are not logged",
+		op.Name(), op.Reduce, op.Type, c.engine.method.Name(), why))
 }
 
 // scaling is what a framework's kernels do beside the commands of a method.
@@ -68,7 +88,7 @@ func (c *communicator) lacksScaler(op coll.Op, rt device.Launcher) error {
 	if !c.isScaled(op) || scales(rt) {
 		return nil
 	}
-	return errors.New("this call comes from a framework without kernels that multiply and divide (sagecomm_bridge), and the first collective on the device came from one that has them")
+	return errors.New("this call comes from a framework without kernels that multiply and divide (sagecomm_bridge), and the first collective on the device came from one that has them; make calls of one framework on the device, or set SAGECOMM_ENGINE=staged")
 }
 
 // scales reports whether the framework of a call has the kernels.

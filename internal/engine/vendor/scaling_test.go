@@ -15,6 +15,7 @@ import (
 // sums is a method that has SUM of float types, and nothing else.
 type sums struct{ Method }
 
+func (sums) Name() string { return "sums" }
 func (sums) Supports(op coll.Op) bool {
 	return !op.Kind.Reduces() || op.Reduce == coll.Sum && op.Type != coll.Float64
 }
@@ -119,6 +120,32 @@ func TestACallWithoutKernels(t *testing.T) {
 	for _, rt := range []device.Launcher{&commands{}, &scaler{commands: &commands{}, older: true}} {
 		require.ErrorContains(t, c.lacksScaler(average, rt), "a framework without kernels")
 		require.NoError(t, c.lacksScaler(coll.Op{Kind: coll.AllReduce, Type: coll.Float32}, rt))
+	}
+}
+
+// The user is told once for each kind of reduction that it goes through host memory, and why.
+func TestWhatGoesThroughHostMemoryIsTold(t *testing.T) {
+	const all = " goes through host memory and not through sums: "
+	for want, of := range map[string]struct {
+		op     coll.Op
+		scales bool
+	}{
+		"all_reduce with AVG of int32" + all + "averages of integers are truncated on the host":                                                      {coll.Op{Kind: coll.AllReduce, Type: coll.Int32, Reduce: coll.Avg}, true},
+		"reduce with MAX of float32" + all + "it has no such reduction":                                                                              {coll.Op{Kind: coll.Reduce, Type: coll.Float32, Reduce: coll.Max}, true},
+		"all_reduce with AVG of float64" + all + "it has no such reduction":                                                                          {coll.Op{Kind: coll.AllReduce, Type: coll.Float64, Reduce: coll.Avg}, true},
+		"reduce_scatter with AVG of float32" + all + "it has no such reduction, and the framework of a rank has no kernels that multiply and divide": {coll.Op{Kind: coll.ReduceScatter, Type: coll.Float32, Reduce: coll.Avg}, false},
+	} {
+		c := scalingCommunicator(t, 0, 3)
+		c.scales = of.scales
+		var told []string
+		c.engine.group.Info = func(text string) { told = append(told, text) }
+		require.False(t, c.carries(of.op))
+		for range 3 {
+			c.tellOfHost(of.op)
+			c.tellOfHost(coll.Op{Kind: coll.AllGather})
+		}
+		require.Len(t, told, 1)
+		require.Contains(t, told[0], want)
 	}
 }
 

@@ -8,11 +8,21 @@
 
 enum { most_streams = 8, most_entries = 64, most_copies = 32 };
 
+/* A kernel of the framework: between two copies, a function of the host does it in pinned memory. */
+typedef struct scaling {
+  uint8_t dtype;
+  bool divides;
+  double by;
+  void *at;
+  uint64_t bytes;
+} scaling;
+
 typedef struct entry {
-  enum { record, wait, copy } what;
+  enum { record, wait, copy, scale } what;
   uintptr_t stream, event;
   uintptr_t to, from, bytes;
   bool to_device;
+  scaling *scaling;
 } entry;
 
 struct framework {
@@ -31,8 +41,9 @@ struct framework {
   int (*make_stream)(uintptr_t *);
   int (*make_event)(uintptr_t *, unsigned);
   int (*record_event)(uintptr_t event, uintptr_t stream);
-  void *wait_event, *copy_async;
+  void *wait_event, *copy_async, *malloc;
   int (*malloc_host)(void **, size_t);
+  int (*call_host)(uintptr_t, void (*)(void *), void *);
   int (*synchronize)(uintptr_t);
 };
 
@@ -40,6 +51,33 @@ static void check(int rc, const char *what) {
   if (rc == 0) return;
   fprintf(stderr, "framework: %s: %d\n", what, rc);
   abort();
+}
+
+static double scaled(const scaling *s, double x) { return s->divides ? x / s->by : x * s->by; }
+
+static void scale_on_the_host(void *argument) {
+  const scaling *s = argument;
+  switch (s->dtype) {
+    case SAGECOMM_FLOAT16:
+      for (_Float16 *x = s->at; (char *)x < (char *)s->at + s->bytes; x++) *x = (_Float16)scaled(s, *x);
+      return;
+    case SAGECOMM_BFLOAT16: /* the first half of a float; what is cut off is 0 in the tests */
+      for (uint16_t *x = s->at; (char *)x < (char *)s->at + s->bytes; x++) {
+        uint32_t bits = (uint32_t)*x << 16;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        value = (float)scaled(s, value);
+        memcpy(&bits, &value, sizeof value);
+        *x = (uint16_t)(bits >> 16);
+      }
+      return;
+    case SAGECOMM_FLOAT32:
+      for (float *x = s->at; (char *)x < (char *)s->at + s->bytes; x++) *x = (float)scaled(s, *x);
+      return;
+    default:
+      fprintf(stderr, "framework: elements of type %d are not scaled\n", s->dtype);
+      abort();
+  }
 }
 
 static void run(framework *f, const entry *e) {
@@ -60,6 +98,9 @@ static void run(framework *f, const entry *e) {
       check(f->ascend ? six(e->to, e->bytes, e->from, e->bytes, e->to_device ? 1 : 2, e->stream)
                       : five(e->to, e->from, e->bytes, e->stream, e->to_device ? 0 : 2),
             "copy");
+      return;
+    case scale:
+      check(f->call_host(e->stream, scale_on_the_host, e->scaling), "function of the host");
   }
 }
 
@@ -168,6 +209,47 @@ static int32_t keep(void *ctx, char *why, size_t n) {
   return 0;
 }
 
+/* Puts a kernel into a stream, by the queue. */
+static void push_scaling(framework *f, uint64_t stream, uint8_t dtype, bool divides, double by, uintptr_t to,
+                         uintptr_t from, uint64_t bytes) {
+  const uintptr_t on = f->streams[stream - 1];
+  scaling *s = malloc(sizeof *s);
+  if (s == NULL) abort();
+  *s = (scaling){.dtype = dtype, .divides = divides, .by = by, .bytes = bytes};
+  check(f->malloc_host(&s->at, bytes), "pinned memory");
+  push(f,
+       (entry){.what = copy, .stream = on, .to = (uintptr_t)s->at, .from = from, .bytes = bytes, .to_device = false});
+  push(f, (entry){.what = scale, .stream = on, .scaling = s});
+  push(f, (entry){.what = copy, .stream = on, .to = to, .from = (uintptr_t)s->at, .bytes = bytes, .to_device = true});
+}
+
+static int32_t multiply(void *ctx, uint64_t stream, uint8_t dtype, const sagecomm_segment *pieces, uint32_t count,
+                        double factor, void **product, char *why, size_t n) {
+  framework *f = ctx;
+  (void)why, (void)n;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < count; i++) bytes += pieces[i].bytes;
+  int (*ascend)(void **, size_t, int);
+  int (*cambricon)(void **, size_t);
+  *(void **)&ascend = f->malloc;
+  *(void **)&cambricon = f->malloc;
+  check(f->ascend ? ascend(product, bytes, 0) : cambricon(product, bytes), "memory");
+  uintptr_t to = (uintptr_t)*product;
+  for (uint32_t i = 0; i < count; to += pieces[i++].bytes)
+    push_scaling(f, stream, dtype, false, factor, to, (uintptr_t)pieces[i].data, pieces[i].bytes);
+  return 0;
+}
+
+static int32_t divide(void *ctx, uint64_t stream, uint8_t dtype, const sagecomm_segment *pieces, uint32_t count,
+                      double divisor, char *why, size_t n) {
+  (void)why, (void)n;
+  for (uint32_t i = 0; i < count; i++) {
+    const uintptr_t at = (uintptr_t)pieces[i].data;
+    push_scaling(ctx, stream, dtype, true, divisor, at, at, pieces[i].bytes);
+  }
+  return 0;
+}
+
 framework *framework_new(const char *library, const char *device_name, uintptr_t caller) {
   framework *f = calloc(1, sizeof *f);
   void *vendor = dlopen(library, RTLD_NOW);
@@ -181,9 +263,11 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
   *(void **)&f->malloc_host = dlsym(vendor, f->ascend ? "aclrtMallocHost" : "cnrtHostMalloc");
   *(void **)&f->synchronize = dlsym(vendor, f->ascend ? "aclrtSynchronizeStream" : "cnrtQueueSync");
   f->wait_event = dlsym(vendor, f->ascend ? "aclrtStreamWaitEvent" : "cnrtQueueWaitNotifier");
+  *(void **)&f->call_host = dlsym(vendor, f->ascend ? "aclrtLaunchHostFunc" : "cnrtInvokeHostFunc");
+  f->malloc = dlsym(vendor, f->ascend ? "aclrtMalloc" : "cnrtMalloc");
   f->copy_async = dlsym(vendor, f->ascend ? "aclrtMemcpyAsync" : "cnrtMemcpyAsync_V2");
   if (!f->make_stream || !f->make_event || !f->record_event || !f->malloc_host || !f->synchronize || !f->wait_event ||
-      !f->copy_async)
+      !f->copy_async || !f->call_host || !f->malloc)
     return NULL;
   f->bridge = (sagecomm_bridge){.struct_size = sizeof f->bridge,
                                 .ctx = f,
@@ -198,7 +282,9 @@ framework *framework_new(const char *library, const char *device_name, uintptr_t
                                 .device_name = device_name,
                                 .stream_handle = stream_handle,
                                 .interrupted = not_interrupted,
-                                .keep = keep};
+                                .keep = keep,
+                                .multiply = multiply,
+                                .divide = divide};
   return f;
 }
 
@@ -208,6 +294,7 @@ bool framework_kept(const framework *f) { return f->kept; }
 int framework_asked(const framework *f) { return __atomic_load_n(&f->asked, __ATOMIC_RELAXED); }
 void framework_refuses_to_keep(framework *f) { f->refuses = true; }
 void framework_is_older(framework *f) { f->bridge.struct_size = offsetof(sagecomm_bridge, keep); }
+void framework_scales_not(framework *f) { f->bridge.struct_size = offsetof(sagecomm_bridge, multiply); }
 void framework_may_be_captured(framework *f) { f->bridge.may_be_captured = 1; }
 
 void framework_copy(framework *f, uintptr_t to, uintptr_t from, uintptr_t bytes, bool to_device) {

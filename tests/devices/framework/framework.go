@@ -42,6 +42,9 @@ func (f Framework) RefusesToKeep() { C.framework_refuses_to_keep(f.c) }
 // IsOlder makes the framework one that knows of no buffers to keep.
 func (f Framework) IsOlder() { C.framework_is_older(f.c) }
 
+// ScalesNot makes the framework one that has no kernels which multiply and divide.
+func (f Framework) ScalesNot() { C.framework_scales_not(f.c) }
+
 // Copy launches a copy in the caller's stream.
 func (f Framework) Copy(to, from uintptr, bytes int, toDevice bool) {
 	C.framework_copy(f.c, C.uintptr_t(to), C.uintptr_t(from), C.uintptr_t(bytes), C.bool(toDevice))

@@ -23,6 +23,8 @@ bool framework_kept(const framework *f);
 /* The framework keeps no buffers: it refuses, or its table is one of before there was a function for that. */
 void framework_refuses_to_keep(framework *f);
 void framework_is_older(framework *f);
+/* Its table is one of before there were kernels that multiply and divide: behind the end of the table is what no caller may call. */
+void framework_scales_not(framework *f);
 /* How often the library has asked whether a signal has come. */
 int framework_asked(const framework *f);
 /* Puts a copy into the caller's stream, by the queue. */
