@@ -209,7 +209,9 @@ func TestForgedStates(t *testing.T) {
 				require.NoError(t, b.pair.Link.Send(0, &h, first))
 				b.barrier(t, a, 0)
 			}
-			shadow := func() []byte { return runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }), a.pair.Rank) }
+			shadow := func() []byte {
+				return runner.CopyState(a.pair.words(func(l *lane) runner.Words { return l.shadow }), a.pair.Rank)
+			}
 			before := shadow()
 			state := stateOf()
 			if c.spoil != nil {

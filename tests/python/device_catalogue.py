@@ -134,6 +134,14 @@ def splits_that_do_not_fit() -> None:
         expect(x, 5)
 
 
+def splits_that_do_not_fit_are_raised() -> None:
+    """In the call, with SAGECOMM_BLOCKING_WAIT: the stream may hang from then on."""
+    for step in range(3):
+        exchange(step)
+    with pytest.raises(sagecomm.CollectiveMismatch, match=unfit(20, 28)):
+        exchange(3, None, 5, 7)
+
+
 def blocks_that_do_not_fit() -> None:
     """The same without splits: each rank cuts its tensors into equal blocks."""
     group = dist.new_group()

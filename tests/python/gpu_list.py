@@ -79,7 +79,7 @@ CHECKS = (
     Check(
         "8-mismatch",
         "ranks make different calls",
-        _of("device_catalogue", "different_calls")
+        _of("device_catalogue", "different_calls", "splits_that_do_not_fit", "blocks_that_do_not_fit")
         + _of("device_calls", "mismatch")
         + _of("device_p2p", "mismatch")
         + _of("device_waits", "next_operation_raises")

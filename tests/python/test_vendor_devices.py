@@ -136,6 +136,15 @@ def test_blocking_waits(fresh_world: Worlds, name: str, by: str) -> None:
     world.run(device_failures.only_one_rank, "synchronous")
 
 
+@pytest.mark.parametrize("name", quickly(["npu"], LIBRARIES))
+def test_splits_that_do_not_fit(fresh_world: Worlds, name: str) -> None:
+    """Both ranks raise it, also with HCCL, which has no abort."""
+    chosen, on = OF_COLLECTIVES[name], {"SAGECOMM_BLOCKING_WAIT": "on"}
+    world = vendor_ranks(fresh_world, Schedule("lazy"), name, "launch queue", chosen, **on)
+    world.run(checked, uses_engine, chosen)
+    world.run(device_catalogue.splits_that_do_not_fit_are_raised)
+
+
 @pytest.mark.parametrize("told", quickly(["no"], ["no", "raises"]))
 def test_a_guard_that_does_not_know_of_captures(fresh_world: Worlds, told: str) -> None:
     """AscendCL is asked, whatever torch says."""

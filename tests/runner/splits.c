@@ -18,7 +18,7 @@ typedef struct call_at_gate {
 /* Returns how many elements a rank sends to another one in call i, from 0. */
 static uint64_t elements(int i, int from, int to) { return (uint64_t)(i * 7 + from * 3 + to) % 5; }
 
-/* Issues an all_to_all. `more` elements are expected from rank 0 beyond what it sends, by the last rank. */
+/* Issues an all_to_all to which the stream has come, so that its timeout counts. `more` elements are expected from rank 0 beyond what it sends, by the last rank. */
 static int32_t issue(const rank *r, call_at_gate *c, int i, uint64_t more) {
   static int32_t data[64 * MAX_RANKS]; /* nobody reads or writes it */
   uint64_t in[MAX_RANKS], out[MAX_RANKS], ins = 0, outs = 0;
@@ -35,6 +35,7 @@ static int32_t issue(const rank *r, call_at_gate *c, int i, uint64_t more) {
   op.out = &to;
   op.in_blocks = in;
   op.out_blocks = out;
+  atomic_store_explicit(&c->words.input_ready, 1, memory_order_release);
   next_gate[r->rank] = (scr_gate){.words = &c->words, .inputs = 1, .outputs = 1, .external = true};
   sagecomm_error err;
   return scr_issue(r->handle, &op, &c->work, NULL, &err);
@@ -65,7 +66,6 @@ static void that_fit(rank *r, void *arg) {
   call_at_gate *c = new_calls();
   for (int i = 0; i < CALLS - 1; i++) {
     CHECK(issue(r, &c[i], i, 0) == SAGECOMM_PENDING);
-    atomic_store_explicit(&c[i].words.input_ready, 1, memory_order_release);
     atomic_store_explicit(&c[i].words.output_taken, 1, memory_order_release);
     CHECK(end(&c[i]) == SAGECOMM_OK);
     if (i % (SCR_SPLITS / 2) == 0) meet(); /* no rank is as many calls ahead as are kept */

@@ -360,8 +360,12 @@ func TestOperationsThatAreTooLong(t *testing.T) {
 		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.Gather, Root: 1, In: n}, chunk },
 		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.Scatter, Root: 1, Out: n}, part },
 		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.ReduceScatter, In: size * n, Out: n}, part },
-		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.AllToAll, In: n, InBlocks: []uint64{0, n, 0}}, part },
-		func(n uint64) (coll.Op, uint64) { return coll.Op{Kind: coll.AllToAll, In: size * n, Out: size * n}, part },
+		func(n uint64) (coll.Op, uint64) {
+			return coll.Op{Kind: coll.AllToAll, In: n, InBlocks: []uint64{0, n, 0}}, part
+		},
+		func(n uint64) (coll.Op, uint64) {
+			return coll.Op{Kind: coll.AllToAll, In: size * n, Out: size * n}, part
+		},
 	} {
 		_, cut := op(0)
 		fits, _ := op(most * cut)
