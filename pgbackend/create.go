@@ -103,7 +103,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	if g.apart() {
 		g.warnOfLinks()
-		go g.followRemotes(compareEvery)
+		go g.followRemotes(compareEvery, streamsEvery)
 	}
 	g.introduceItself()
 	return g, nil

@@ -104,6 +104,11 @@ func (g diagnosis) diagnose(t runner.Incident, until time.Time) *coll.Failure {
 		f.Message = g.unfitText(t.Sequence, g.rank, t.Want, t.Peer, t.Got)
 		return f
 	case runner.BlocksUnfit:
+		// Calls that differ come first. The record of one may have come behind its blocks.
+		if call, _, found := g.difference(t.Peer, min(g.last(g.rank), g.last(t.Peer))); found {
+			t.Sequence, t.Op = call.Sequence, call.Op
+			return g.mismatch(t)
+		}
 		return g.blocksUnfit(t)
 	case runner.Garbage:
 		if t.Op.Kind.Collective() {
@@ -223,8 +228,10 @@ func (g diagnosis) mismatch(t runner.Incident) *coll.Failure {
 // as both remember.
 func (g diagnosis) blocksUnfit(t runner.Incident) *coll.Failure {
 	t.Op = coll.Op{Kind: coll.AllToAll}
-	u, _ := g.run.Unfit(t.Peer)
-	t.Sequence = max(u.Sequence, 1)
+	u, found := g.run.Unfit(t.Peer)
+	if found { // else both have written over it meanwhile
+		t.Sequence = u.Sequence
+	}
 	f := g.failureOf(coll.Mismatch, t.Peer, t)
 	switch {
 	case u.PeerSent != u.Expected:

@@ -18,12 +18,13 @@ var (
 	stateLimit     = 200 * time.Millisecond // how long who asks waits for answers; who gives none counts as silent
 	diagnosisLimit = 400 * time.Millisecond // of a diagnosis in all, so that what follows it ends within a second of the timeout
 	compareEvery   = 250 * time.Millisecond // a rank whose operations have not gone on for so long asks, then ever more seldom,
+	streamsEvery   = time.Second            // so often one asks whose calls a vendor's library carries out, if there are new ones
 )
 
 const (
 	stateSlice      = time.Millisecond      // between looks for answers
 	compareSeldom   = 10 * time.Second      // but at least so often
-	compareStreams  = time.Second           // so often one asks whose calls a vendor's library carries out, if there are new ones
+	nextLook        = 50 * time.Millisecond // between looks while nothing goes on and ranks that answer are still to be asked
 	longestAskPause = 50 * time.Millisecond // between questions to one rank in a diagnosis
 )
 
@@ -192,25 +193,25 @@ func (r *remoteControl) unanswered() bool {
 // operations do not go on, until the group has a cause. Where no data moves between two ranks that have made different
 // calls, neither of them finds out by itself. The comparisons become rarer than the first one, because a rank may wait
 // for long. Where a vendor's library moves the data, different calls may well end, so there it compares while
-// operations go on, too. It is a goroutine of the group.
-func (g *Group) followRemotes(first time.Duration) {
+// operations go on, too, at the given period. It is a goroutine of the group.
+func (g *Group) followRemotes(first, period time.Duration) {
 	defer recoverFrom("the comparison of calls between hosts")
 	before, every := "", first
-	stalls, streams := time.NewTimer(every), time.NewTicker(compareStreams)
+	stalls, streams := time.NewTimer(every), time.NewTicker(period)
 	defer stalls.Stop()
 	defer streams.Stop()
 	compared := uint64(0)
-	for turn := 0; ; {
+	var r blockLooks
+	for {
 		select {
 		case <-g.announced:
 			return
 		case <-streams.C:
 			if calls := g.libraryCalls(); calls > compared {
 				g.guard(func() {
-					if g.compareStreams(turn) {
+					if g.compareStreams(&r) {
 						compared = calls
 					}
-					turn++
 				})
 			}
 			continue
@@ -218,10 +219,16 @@ func (g *Group) followRemotes(first time.Duration) {
 		}
 		if now := g.unfinishedNow(); now == "" || now != before {
 			before, every = now, first
-		} else {
-			g.guard(g.compareStalled)
-			every = min(2*every, compareSeldom)
+			stalls.Reset(every)
+			continue
 		}
+		more := false
+		g.guard(func() { more = g.compareStalled(&r) })
+		if more {
+			stalls.Reset(min(every, nextLook))
+			continue
+		}
+		every = min(2*every, compareSeldom)
 		stalls.Reset(every)
 	}
 }
@@ -240,47 +247,52 @@ func (g *Group) unfinishedNow() (text string) {
 	return text
 }
 
-// libraryCalls returns the number of the last collective of the device lane if a vendor's library carries collectives
-// out, else 0.
+// libraryCalls returns the number of the last collective that this rank has recorded in the device lane if a vendor's
+// library carries collectives out, else 0.
 func (g *Group) libraryCalls() uint64 {
 	if !g.life.acquire() {
 		return 0
 	}
 	defer g.life.release()
 	if d := g.device.Load(); d != nil && g.throughLibrary() {
-		return d.run.Sequence()
+		last, _ := d.run.LastCall(g.rank)
+		return last
 	}
 	return 0
 }
 
 // compareStreams declares a mismatch if calls that a vendor's library carries out differ from those of ranks on other
-// hosts: of neighbors, and in turn of one with which it may have exchanged blocks since. It reports whether those ranks
+// hosts: of neighbors, and of some of those with which it may have exchanged blocks since. It reports whether all of them
 // have answered behind the calls of this one, or will not any more.
-func (g *Group) compareStreams(turn int) bool {
+func (g *Group) compareStreams(r *blockLooks) bool {
 	if !g.life.acquire() {
 		return true
 	}
 	defer g.life.release()
-	d := diagnosis{g, g.device.Load().run}
-	ranks := g.neighbors()
-	if list := d.uncompared(); len(list) > 0 {
-		ranks = union(ranks, []int{list[turn%len(list)]})
-	}
-	return len(d.compare(ranks)) == 0
+	missing, _ := r.look(diagnosis{g, g.device.Load().run})
+	return !missing && len(r.open) == 0
 }
 
 // compareStalled declares a mismatch if the calls of a rank on another host, for which an operation of this rank may
-// wait, differ from this one's.
-func (g *Group) compareStalled() {
+// wait, differ from this one's. Where streams wait for streams in a vendor's library, those of this rank may wait for
+// any: the neighbors stand for all, but for blocks of an all_to_all, which only the ranks of a pair know. It reports
+// whether ranks that answer are still to be asked for these.
+func (g *Group) compareStalled(r *blockLooks) (more bool) {
 	if !g.life.acquire() {
-		return
+		return false
 	}
 	defer g.life.release()
 	for _, l := range g.lanes() {
-		if d := (diagnosis{g, l.run}); l.run.Unfinished() > 0 && g.cause.Load() == nil {
-			d.compare(d.mayWaitFor())
+		d := diagnosis{g, l.run}
+		switch {
+		case l.run.Unfinished() == 0 || g.cause.Load() != nil:
+		case d.throughLibraryHere():
+			_, more = r.look(d)
+		default:
+			d.compare(d.waitsFor())
 		}
 	}
+	return more
 }
 
 // compare declares a mismatch if the calls of a rank on another host differ from this one's. It returns the ranks that
@@ -288,38 +300,28 @@ func (g *Group) compareStalled() {
 func (g diagnosis) compare(others []int) (unanswered []int) {
 	unanswered = g.ask(stateLimit, others...)
 	for _, rank := range others {
-		if f := g.differsFrom(rank); f != nil && g.cause.Load() == nil {
-			g.declareFailure(f)
-			break
-		}
+		g.compareWith(rank)
 	}
 	return unanswered
 }
 
-// mayWaitFor returns the rank of another host for which this rank waits, if there is one. Where streams wait for
-// streams in a vendor's library, those of this rank may wait for any: the neighbors stand for all, but for blocks of
-// an all_to_all, which only the ranks of a pair know.
-func (g diagnosis) mayWaitFor() []int {
-	if g.throughLibraryHere() {
-		return union(g.neighbors(), g.uncompared())
+// compareWith declares a mismatch if what is known of the calls of another rank differs from this one's, and the group
+// has no cause. Requires: the group is acquired.
+func (g diagnosis) compareWith(rank int) {
+	if g.cause.Load() != nil {
+		return
 	}
+	if f := g.differsFrom(rank); f != nil {
+		g.declareFailure(f)
+	}
+}
+
+// waitsFor returns the rank of another host for which this rank waits, if there is one.
+func (g diagnosis) waitsFor() []int {
 	if awaited, _ := g.awaitedBy(g.rank, time.Now().Add(stateLimit)); awaited >= 0 && g.isRemote(awaited) {
 		return []int{awaited}
 	}
 	return nil
-}
-
-// uncompared returns the ranks of other hosts that have not told this one the blocks of all external all_to_alls that it
-// has made: these are not known here before STATE.
-func (g diagnosis) uncompared() []int {
-	return slices.DeleteFunc(g.remoteRanks(), g.run.BlocksTold)
-}
-
-// union returns the ranks of both lists, each once.
-func union(a, b []int) []int {
-	list := slices.Concat(a, b)
-	slices.Sort(list)
-	return slices.Compact(list)
 }
 
 // neighbors returns a rank of the next host and one of the host before, in a circle of all hosts. A hash covers all
@@ -342,11 +344,14 @@ func (g *Group) neighbors() (list []int) {
 func (g diagnosis) differsFrom(rank int) *coll.Failure {
 	t := runner.Incident{Code: runner.Mismatch, Peer: rank}
 	call, _, found := g.difference(rank, min(g.last(g.rank), g.last(rank)))
-	if _, unfit := g.run.Unfit(rank); !found && unfit {
-		return g.blocksUnfit(t)
-	} else if found {
+	u, unfit := g.run.Unfit(rank)
+	switch {
+	case found:
 		t.Sequence, t.Op = call.Sequence, call.Op
 		return g.mismatch(t)
+	case unfit:
+		t.Sequence = u.Sequence
+		return g.blocksUnfit(t)
 	}
 	return nil
 }

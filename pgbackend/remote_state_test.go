@@ -103,9 +103,9 @@ func TestNeighborThatDoesNotAnswer(t *testing.T) {
 		return asError(end(work))
 	})
 	between.stop(0)
-	require.Eventually(t, func() bool { return !w.groups[0].compareStreams(0) }, opTimeout, time.Millisecond) // an answer may have been on the way
+	require.Eventually(t, func() bool { return !w.groups[0].compareStreams(&blockLooks{}) }, opTimeout, time.Millisecond) // an answer may have been on the way
 	between.goOn()
-	require.Eventually(t, func() bool { return w.groups[0].compareStreams(0) }, opTimeout, time.Millisecond)
+	require.Eventually(t, func() bool { return w.groups[0].compareStreams(&blockLooks{}) }, opTimeout, time.Millisecond)
 }
 
 // The answer to a question that was asked before may be older than what the rank has called since, so it is asked once

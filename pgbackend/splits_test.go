@@ -2,6 +2,7 @@ package pgbackend
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ const nobody = -1
 func TestBlocksOfExternalRunsThatDoNotFit(t *testing.T) {
 	for _, pair := range [][2]int{{0, 2}, {2, 0}} {
 		w, of := externalWorld(t, 3, opTimeout)
-		list := w.eachFailure(func(g *Group) *coll.Failure {
+		w.each(func(g *Group) error { // all have left these steps when the next one makes the group fail
 			for i := range 5 {
 				work, f := swap(g, i, nobody, nobody)
 				if f != nil {
@@ -41,9 +42,12 @@ func TestBlocksOfExternalRunsThatDoNotFit(t *testing.T) {
 				}
 				of(g).carryOut(i)
 				if f := end(work); f != nil {
-					return &coll.Failure{Message: "one that fits: " + f.Message}
+					return fmt.Errorf("one that fits: %w", f)
 				}
 			}
+			return nil
+		})
+		list := w.eachFailure(func(g *Group) *coll.Failure {
 			work, f := swap(g, 5, pair[0], pair[1])
 			if f != nil { // the group has failed already
 				return f
@@ -93,9 +97,17 @@ func TestBlocksOfAnExternalRunThatIsDone(t *testing.T) {
 	require.NoError(t, expect(f, coll.Mismatch, "rank 0 (", "expects 0 bytes from rank 1 in all_to_all #1, which sends it 20"))
 }
 
-// Between hosts a rank asks those with which it has exchanged blocks, also ranks that are no neighbors: all of them where nothing goes on, and
-// one in turn where a library carries the calls out all the same.
+// setStreamsEvery sets how often ranks of groups that are made behind it compare the calls of a library.
+func setStreamsEvery(t *testing.T, d time.Duration) {
+	real := streamsEvery
+	streamsEvery = d
+	t.Cleanup(func() { streamsEvery = real })
+}
+
+// Between hosts a rank asks those with which it has exchanged blocks, also ranks that are no neighbors, where nothing goes on and where a
+// library carries the calls out all the same.
 func TestBlocksBetweenHosts(t *testing.T) {
+	setStreamsEvery(t, time.Hour) // no rank compares by itself
 	for _, stalled := range []bool{false, true} {
 		patient(t, 2*hangAfter) // an answer may be late
 		w, of := libraryWorld(t, "0123")
@@ -110,12 +122,10 @@ func TestBlocksBetweenHosts(t *testing.T) {
 		})
 		g := w.groups[0]
 		require.NotContains(t, g.neighbors(), 2)
-		if stalled {
-			g.compareStalled()
+		if r := (blockLooks{}); stalled {
+			g.compareStalled(&r)
 		} else {
-			for turn := 0; turn < 3; turn++ {
-				g.compareStreams(turn)
-			}
+			g.compareStreams(&r)
 		}
 		require.NoError(t, expect(g.Cause(), coll.Mismatch, "rank 0 expects 12 bytes from rank 2 (", "in all_to_all #1, which sends it 16"), "%v", stalled)
 		for rank, work := range works {
@@ -126,4 +136,75 @@ func TestBlocksBetweenHosts(t *testing.T) {
 		require.Eventually(t, func() bool { return w.groups[2].Cause() != nil }, opTimeout, time.Millisecond)
 		w.destroy()
 	}
+}
+
+// A look asks a few ranks. Later ones ask the others, until all are asked, though no further collective comes.
+func TestBlocksBetweenManyHosts(t *testing.T) {
+	const hosts, here, there = "0123456789abcdefghij", 0, 10
+	for _, stalled := range []bool{false, true} {
+		patient(t, 2*hangAfter)
+		setStreamsEvery(t, time.Hour)
+		w, of := libraryWorld(t, hosts)
+		works := make([]runner.Work, len(hosts))
+		w.each(func(g *Group) error {
+			work, f := swap(g, 1, here, there)
+			works[g.rank] = work
+			if f == nil && !stalled {
+				of(g).carryOut(0)
+			}
+			return asError(f)
+		})
+		for _, rank := range []int{here, there} {
+			require.Nil(t, w.groups[rank].Cause())
+			var asked []int
+			r := blockLooks{}
+			d := diagnosis{w.groups[rank], w.groups[rank].device.Load().run}
+			for {
+				next := r.next(d)
+				require.LessOrEqual(t, len(next), askedInALook)
+				if len(next) == 0 {
+					break
+				}
+				asked = append(asked, next...)
+			}
+			slices.Sort(asked)
+			others := slices.DeleteFunc(d.remoteRanks(), func(rank int) bool { return slices.Contains(d.neighbors(), rank) })
+			require.Equal(t, others, asked, "each once")
+		}
+		g := w.groups[here]
+		if stalled {
+			go g.followRemotes(time.Millisecond, time.Hour)
+		} else {
+			go g.followRemotes(time.Hour, time.Millisecond)
+		}
+		require.Eventually(t, func() bool { return g.Cause() != nil }, opTimeout, time.Millisecond)
+		require.NoError(t, expect(g.Cause(), coll.Mismatch, "rank 10 (", "expects ", " bytes from rank 0 in all_to_all #1, which sends it "))
+		for _, work := range works {
+			if f := end(work); f != nil { // not for streams that ended before the failure came
+				require.Equal(t, coll.Mismatch, f.Status)
+			}
+		}
+		w.destroy()
+	}
+}
+
+// A rank that has answered, and has made fewer all_to_alls, is not asked again: it asks when it makes them. One that has left is not asked.
+func TestRanksThatNeedNoQuestion(t *testing.T) {
+	patient(t, 2*hangAfter)
+	setStreamsEvery(t, time.Hour)
+	w, _ := libraryWorld(t, "0123")
+	first, f := swap(w.groups[0], 1, nobody, nobody)
+	require.NoError(t, asError(f))
+	r := blockLooks{}
+	require.True(t, w.groups[0].compareStreams(&r), "all have answered")
+	require.Empty(t, r.open)
+	second, f := swap(w.groups[2], 1, 2, 0)
+	require.NoError(t, asError(f))
+	require.True(t, w.groups[0].compareStreams(&r))
+	require.Nil(t, w.groups[0].Cause())
+	require.True(t, w.groups[2].compareStreams(&blockLooks{}))
+	require.NoError(t, expect(w.groups[2].Cause(), coll.Mismatch, "rank 0 (", "expects 12 bytes from rank 2 in all_to_all #1, which sends it 16"))
+	require.Equal(t, coll.Mismatch, end(first).Status)
+	require.Equal(t, coll.Mismatch, end(second).Status)
+	w.destroy()
 }

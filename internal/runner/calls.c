@@ -1,6 +1,8 @@
 /* calls.c: reads the state of peers from their shared blocks: last collectives, progress, and for whom they wait. A
  * peer may write anything there. What scr_group_consumed(), scr_group_reached() and scr_group_awaits() return goes into
  * texts of errors only; a record, mark or `left` that is wrong can at most fail the group. */
+#include <string.h>
+
 #include "program.h"
 
 /* The owner stores 0 to seq before it stores the fields of a later call with release. So a reader that reads a field
@@ -90,14 +92,14 @@ static bool read_split(const scr_group *g, int32_t rank, int32_t with, uint64_t 
   return out->sequence != 0 && atomic_load_explicit(&s->seq, memory_order_relaxed) == out->sequence;
 }
 
-static uint64_t told(const scr_group *g, int32_t rank) {
+uint64_t scr_group_splits(const scr_group *g, int32_t rank) {
   return atomic_load_explicit(&g->peer[rank].shared->splits, memory_order_acquire);
 }
 
 /* Compares the blocks of the external all_to_alls behind number *fits. Returns whether they fit, and then up to which number in *fits. Where
  * the other rank has made another call with that number, their records differ. */
 static bool fit_behind(const scr_group *g, int32_t peer, uint64_t *fits, scr_unfit *out) {
-  uint64_t mine = told(g, g->rank), theirs = told(g, peer), both = scr_min(mine, theirs);
+  uint64_t mine = scr_group_splits(g, g->rank), theirs = scr_group_splits(g, peer), both = scr_min(mine, theirs);
   uint64_t newest = mine > theirs ? mine : theirs, kept = newest > SCR_SPLITS ? newest - SCR_SPLITS : 0;
   for (uint64_t n = *fits > kept ? *fits : kept; n++ < both;) {
     scr_unfit other;
@@ -122,8 +124,6 @@ bool scr_group_unfit(const scr_group *g, int32_t peer, scr_unfit *out) {
   uint64_t fits = 0;
   return g->lane == SCR_DEVICE_LANE && !fit_behind(g, peer, &fits, out);
 }
-
-bool scr_group_splits_told(const scr_group *g, int32_t peer) { return told(g, peer) >= told(g, g->rank); }
 
 uint64_t scr_group_consumed(const scr_group *g, int32_t rank) {
   const scr_shared_block *b = g->peer[rank].shared;
@@ -196,8 +196,10 @@ void scr_shared_copy_state(void *const shared[SCR_LANES], int32_t size, int32_t 
   }
   scr_shared_block *device = shared[SCR_DEVICE_LANE];
   for (int i = 0; i < SCR_MARKS; i++, out += MARK_WORDS) copy_mark(&device->marks[i], out);
-  *out++ = atomic_load_explicit(&device->splits, memory_order_acquire); /* first: those that it counts are there then */
-  for (uint64_t i = 0; i < SCR_SPLITS; i++, out += SPLIT_WORDS) {
+  uint64_t splits = atomic_load_explicit(&device->splits, memory_order_acquire);
+  *out++ = splits; /* first: those that it counts are there then */
+  if (splits == 0) memset(out, 0, SCR_SPLITS * SPLIT_WORDS * sizeof *out); /* to read a page may allocate it */
+  for (uint64_t i = 0; splits != 0 && i < SCR_SPLITS; i++, out += SPLIT_WORDS) {
     copy_split(scr_shared_split(device, (uint32_t)size, (uint32_t)with, i), out);
   }
 }
@@ -268,7 +270,7 @@ bool scr_shared_put_state(void *const shared[SCR_LANES], int32_t size, int32_t w
   scr_shared_block *device = shared[SCR_DEVICE_LANE];
   for (int i = 0; i < SCR_MARKS; i++, in += MARK_WORDS) put_mark(&device->marks[i], in);
   uint64_t told_of = *in++;
-  for (uint64_t i = 0; i < SCR_SPLITS; i++, in += SPLIT_WORDS) {
+  for (uint64_t i = 0; told_of != 0 && i < SCR_SPLITS; i++, in += SPLIT_WORDS) {
     put_split(scr_shared_split(device, (uint32_t)size, (uint32_t)with, i), in);
   }
   raise(&device->splits, told_of);

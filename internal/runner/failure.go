@@ -264,8 +264,8 @@ func (g *Group) Unfit(peer int) (Unfit, bool) {
 	return Unfit{uint64(u.sequence), uint64(u.sent), uint64(u.expected), uint64(u.peer_sent), uint64(u.peer_expected)}, true
 }
 
-// BlocksTold reports whether a peer has told the blocks of all external all_to_alls of which this rank has.
-func (g *Group) BlocksTold(peer int) bool { return bool(C.scr_group_splits_told(g.c, C.int32_t(peer))) }
+// BlocksTold returns of how many external all_to_alls a rank has told its blocks.
+func (g *Group) BlocksTold(rank int) uint64 { return uint64(C.scr_group_splits(g.c, C.int32_t(rank))) }
 
 // LastCall returns the number of the last collective that a rank announced, 0 for none, and whether the rank has left the group.
 func (g *Group) LastCall(rank int) (sequence uint64, left bool) {

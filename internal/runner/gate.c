@@ -186,19 +186,21 @@ static bool is_done(scr_run *r) {
 }
 
 int scr_external_met(scr_group *g, scr_run **culprit) {
+  scr_run *first = NULL;
   for (scr_run *r = g->coll.external_head; r != NULL; r = r->next_external) {
-    if (!is_done(r)) continue;
-    *culprit = r;
-    return scr_external_compare(g, r);
+    r->met = is_done(r);
+    if (r->met && first == NULL) first = r;
   }
-  return 0;
+  if (first == NULL) return 0;
+  *culprit = first;
+  return scr_external_compare(g, first);
 }
 
 bool scr_external_sweep(scr_group *g, const scr_run *until, bool all) {
   bool all_done = true;
   scr_run **link = &g->coll.external_head, *before = NULL;
   for (scr_run *r; (r = *link) != NULL;) {
-    bool done = is_done(r);
+    bool done = all ? is_done(r) : r->met; /* a stream may be done since calls were compared */
     all_done = all_done && done;
     if (!done && !all) {
       before = r;

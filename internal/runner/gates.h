@@ -27,11 +27,12 @@ void scr_gate_open(const scr_run *r);
 
 /* Puts a run that has started into the list of external runs. */
 void scr_external_begin(scr_group *g, scr_run *r);
-/* Compares calls if the stream of a run is done, and may have met those of peers: they have recorded their calls before. Returns 0 or
- * an incident code. */
+/* Finds the runs whose streams are done, and may have met those of peers, which have recorded their calls before. Then it compares calls if
+ * there are some. Returns 0 or an incident code. */
 int scr_external_met(scr_group *g, scr_run **culprit);
-/* Completes the external runs whose streams are done, and with `all` fails the others with the cause of the group.
- * `until`: the caller waits for that run. Returns whether all streams were done. */
+/* Completes the external runs that scr_external_met() has found, and no others: the calls that their streams met are compared. With `all`
+ * it completes or fails all runs of a group that is down, with the cause of the group. `until`: the caller waits for that run. Returns
+ * whether all streams were done. Requires: scr_external_met() has returned 0 under the same drive lock, or `all`. */
 bool scr_external_sweep(scr_group *g, const scr_run *until, bool all);
 /* Says at which flag an external run is blocked, and returns it. */
 scr_run *scr_external_block(scr_group *g, scr_run *r);

@@ -86,6 +86,7 @@ struct scr_run {
   bool at_gate;           /* it is blocked at its gate */
   bool reached;           /* the input of its first unit was ready on this rank */
   bool listed;            /* it is in the list of external runs */
+  bool met;               /* its stream was done before calls were compared; see scr_external_met() */
   scr_run *next_external; /* in that list */
 
   /* The flag at which the run is blocked, or the peer and value of an incident. Guarded by the drive lock for a

@@ -351,8 +351,8 @@ typedef struct scr_unfit {
 /* Compares what this rank and a peer have told each other of external all_to_alls, as far back as both remember. Returns true if it
  * differs, with the first call in which it does. Where the lengths of that one fit, those of an earlier one did not. */
 bool scr_group_unfit(const scr_group *g, int32_t peer, scr_unfit *out);
-/* Whether the peer has told of all external all_to_alls of which this rank has. */
-bool scr_group_splits_told(const scr_group *g, int32_t peer);
+/* Returns how many external all_to_alls a rank has told of. */
+uint64_t scr_group_splits(const scr_group *g, int32_t rank);
 /* Returns the number of the last collective of the device lane whose input was ready on `rank`, from either lane. */
 uint64_t scr_group_reached(const scr_group *g, int32_t rank);
 /* Device lane: whether a stream of this rank has not reached its p2p operation, or a peer has called the send of a recv and

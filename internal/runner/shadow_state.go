@@ -32,7 +32,8 @@ func CopyState(lanes [Lanes]Words, with int) []byte {
 	return state
 }
 
-// PutState stores a state in the shadow of its rank that was made for another one. It reports whether a rank writes such a state; otherwise nothing is stored.
+// PutState stores a state in the shadow of its rank that was made for another one. It reports whether a rank writes such a state;
+// otherwise nothing is stored.
 // Requires: one caller at a time for a shadow; StateBytes bytes.
 func PutState(lanes [Lanes]Words, with int, state []byte) bool {
 	var words [C.SCR_STATE_WORDS]C.uint64_t

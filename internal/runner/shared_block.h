@@ -174,7 +174,8 @@ typedef struct scr_shared_block {
    * _Atomic uint64_t fifo[size]: offsets in the owner's arena of the fifos that it writes, 0 until one exists.
    * _Atomic uint64_t channel[size][SCR_CHANNELS]: of the channels.
    * _Atomic uint64_t detached[size]: each rank writes its own: 1 once it will not touch this shared block any more.
-   * Device lane: scr_split split[size][SCR_SPLITS]: number n of them lies in place n mod SCR_SPLITS. */
+   * Device lane, from the next line on: scr_split split[SCR_SPLITS][size]: number n lies in row n mod SCR_SPLITS. A row has whole
+   * lines, and a call writes one. */
   alignas(SCR_LINE) unsigned char variable[];
 } scr_shared_block;
 
@@ -200,14 +201,22 @@ static inline _Atomic uint64_t *scr_shared_detached(scr_shared_block *b, uint32_
   return scr_shared_channel(b, size, size, 0) + by;
 }
 
-/* Device lane. `n` counts external all_to_alls from 1. */
-static inline scr_split *scr_shared_split(scr_shared_block *b, uint32_t size, uint32_t with, uint64_t n) {
-  return (scr_split *)(void *)scr_shared_detached(b, size, size) + (uint64_t)with * SCR_SPLITS + n % SCR_SPLITS;
+static inline uint64_t scr_whole_lines(uint64_t bytes) { return (bytes + SCR_LINE - 1) / SCR_LINE * SCR_LINE; }
+
+/* What each lane has. */
+static inline uint64_t scr_shared_common_bytes(uint64_t size) {
+  uint64_t each = sizeof(scr_fifo_reader) + sizeof(scr_channel_reader) + (2 + SCR_CHANNELS) * sizeof(uint64_t);
+  return scr_whole_lines(size * each);
 }
 
 static inline uint64_t scr_shared_variable_bytes(uint64_t size, bool device) {
-  uint64_t each = sizeof(scr_fifo_reader) + sizeof(scr_channel_reader) + (2 + SCR_CHANNELS) * sizeof(uint64_t);
-  return size * (each + (device ? SCR_SPLITS * sizeof(scr_split) : 0));
+  return scr_shared_common_bytes(size) + (device ? SCR_SPLITS * scr_whole_lines(size * sizeof(scr_split)) : 0);
+}
+
+/* Device lane. `n` counts external all_to_alls from 1. */
+static inline scr_split *scr_shared_split(scr_shared_block *b, uint32_t size, uint32_t with, uint64_t n) {
+  uint64_t row = n % SCR_SPLITS * scr_whole_lines(size * sizeof(scr_split));
+  return (scr_split *)(void *)(b->variable + scr_shared_common_bytes(size) + row) + with;
 }
 
 #endif

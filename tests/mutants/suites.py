@@ -75,7 +75,7 @@ GO = {
     "parts": ["./pgbackend", "-run", "CoalescedCall|EarlyCalls"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],
     "fake": ["./pgbackend", "-run", "Staged|Staging|Windows|Late|Device|TimeoutBegins|Refused"],
-    "externals": ["./pgbackend", "-run", "External"],
+    "externals": ["./pgbackend", "-run", "External|BlocksBetween|NeedNoQuestion"],
     "lanes": [
         "./pgbackend",
         "-run",

@@ -116,6 +116,36 @@ void test_external_behind_another(int n, waiting w, uint64_t seed) {
   if (n == 2) run(n, w, seed, behind_another, NULL);
 }
 
+/* ---- a stream that ends behind the look at calls does not complete its run ---- */
+
+static void done_behind_the_look(rank *r, void *arg) {
+  (void)arg;
+  external *e = new_externals(1);
+  scr_group *g = r->beside->group;
+  scr_run *culprit = NULL;
+  if (r->rank == 1) meet(); /* rank 0 calls and drives first, and finds nothing */
+  while (!scr_drive_lock(g)) sched_yield(); /* nobody else looks */
+  issue(r, &e[0], r->rank == 0 ? SAGECOMM_ALL_REDUCE : SAGECOMM_BARRIER);
+  CHECK(scr_drive(g, NULL, 0, &culprit) == SCR_BLOCKED);
+  if (r->rank == 0) meet();
+  meet();
+  if (r->rank == 0) {
+    CHECK(scr_external_met(g, &culprit) == 0);
+    carry_out(&e[0]);
+    CHECK(!scr_external_sweep(g, NULL, false) && scr_run_of(e[0].work)->listed);
+    CHECK(scr_external_met(g, &culprit) == SCR_INCIDENT_MISMATCH && culprit == scr_run_of(e[0].work));
+  }
+  meet();
+  scr_drive_unlock(g);
+  CHECK(end(&e[0]) == SAGECOMM_MISMATCH);
+  meet();
+  free(e);
+}
+
+void test_external_done_behind_the_look(int n, waiting w, uint64_t seed) {
+  if (n == 2) run(n, w, seed, done_behind_the_look, NULL);
+}
+
 /* ---- a group goes down, and its library is aborted, while a driver asks whether the stream is done ---- */
 
 /* The driver reads output_taken on a page that it may not read: meanwhile the group goes down, and then the stream goes on. */
@@ -153,6 +183,8 @@ static void cut_while_asked(rank *r, void *arg) {
   struct sigaction catches = {.sa_handler = while_it_is_read}, before;
   CHECK(sigaction(SIGSEGV, &catches, &before) == 0);
   CHECK(mprotect(trap.page, page, PROT_NONE) == 0);
+  scr_run *culprit = NULL;
+  CHECK(scr_external_met(g, &culprit) == 0);
   bool all_done = scr_external_sweep(g, NULL, false);
   CHECK(sigaction(SIGSEGV, &before, NULL) == 0);
   CHECK(trap.met);

@@ -74,6 +74,7 @@ void test_abort_at_gates(int size, waiting w, uint64_t seed);
 /* external_orders.c */
 void test_externals_of_streams(int size, waiting w, uint64_t seed);
 void test_external_behind_another(int size, waiting w, uint64_t seed);
+void test_external_done_behind_the_look(int size, waiting w, uint64_t seed);
 void test_external_cut_while_asked(int size, waiting w, uint64_t seed);
 void test_external_beside_a_gate(int size, waiting w, uint64_t seed);
 void test_external_late_behind_another(int size, waiting w, uint64_t seed);
@@ -81,6 +82,7 @@ void test_marks(int size, waiting w, uint64_t seed);
 /* splits.c */
 void test_splits(int size, waiting w, uint64_t seed);
 void test_splits_compared(int size, waiting w, uint64_t seed);
+void test_splits_copied(int size, waiting w, uint64_t seed);
 void test_splits_far_ahead(int size, waiting w, uint64_t seed);
 /* gate_waits.c */
 void test_driver_looks_at_gates(int size, waiting w, uint64_t seed);

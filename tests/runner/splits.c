@@ -1,5 +1,6 @@
 /* splits.c: external all_to_alls, of whose blocks only the two ranks of a pair know the lengths (docs/protocol.md, section 12). The test
  * plays the streams. */
+#include <pthread.h>
 #include <sched.h>
 
 #include "../../internal/runner/gates.h"
@@ -187,4 +188,71 @@ static void compared_at_once(rank *r, void *arg) {
 void test_splits_compared(int n, waiting w, uint64_t seed) {
   size = n;
   if (n == 2) run_on_devices(n, w, seed, compared_at_once, NULL);
+}
+
+/* ---- entries are copied and compared while they are written ---- */
+
+enum { COPIED = 10 * SCR_SPLITS };
+
+typedef struct copying {
+  const scr_group *group;
+  _Atomic bool over;
+} copying;
+
+static uint64_t number_of(const scr_group *g) { return atomic_load(&g->peer[g->rank].shared->splits); }
+
+/* Copies what the rank tells the other one. Each entry that is there has the lengths of its call, and so has each entry of which the count
+ * told, but for those that the rank may have begun to write over meanwhile. */
+static void copy_once(const scr_group *g, int with) {
+  void *shared[SCR_LANES] = {g->peer[g->rank].lane[0], g->peer[g->rank].lane[1]};
+  uint64_t words[SCR_STATE_WORDS];
+  scr_shared_copy_state(shared, g->size, with, words);
+  uint64_t over = number_of(g) + 1; /* may be under way */
+  const uint64_t *splits = &words[SCR_STATE_WORDS - 1 - 4 * SCR_SPLITS], *entry = splits + 1;
+  for (uint64_t i = 0; i < SCR_SPLITS; i++, entry += 4) {
+    if (entry[0] == 0) continue;
+    CHECK(entry[0] % SCR_SPLITS == i);
+    CHECK(entry[1] == 4 * elements((int)entry[0] - 1, g->rank, with));
+    CHECK(entry[2] == 4 * elements((int)entry[0] - 1, with, g->rank));
+  }
+  for (uint64_t n = over > SCR_SPLITS ? over - SCR_SPLITS : 0; n++ < *splits;)
+    CHECK(splits[1 + 4 * (n % SCR_SPLITS)] == n);
+}
+
+static void *look_on(void *arg) {
+  copying *c = arg;
+  const scr_group *g = c->group;
+  scr_unfit unfit;
+  while (!atomic_load(&c->over)) {
+    copy_once(g, 1 - g->rank);
+    CHECK(!scr_group_unfit(g, 1 - g->rank, &unfit));
+  }
+  copy_once(g, 1 - g->rank);
+  CHECK(number_of(g) == COPIED);
+  return NULL;
+}
+
+static void copied(rank *r, void *arg) {
+  (void)arg;
+  call_at_gate *c = aligned_alloc(SCR_LINE, sizeof *c);
+  copying look = {.group = r->beside->group};
+  pthread_t other;
+  CHECK(c != NULL && pthread_create(&other, NULL, look_on, &look) == 0);
+  for (int i = 0; i < COPIED; i++) {
+    memset(c, 0, sizeof *c);
+    CHECK(issue(r, c, i, 0) == SAGECOMM_PENDING);
+    atomic_store_explicit(&c->words.input_ready, 1, memory_order_release);
+    atomic_store_explicit(&c->words.output_taken, 1, memory_order_release);
+    CHECK(end(c) == SAGECOMM_OK);
+    if (i % SCR_SPLITS == 0) sched_yield();
+  }
+  atomic_store(&look.over, true);
+  pthread_join(other, NULL);
+  meet();
+  free(c);
+}
+
+void test_splits_copied(int n, waiting w, uint64_t seed) {
+  size = n;
+  if (n == 2) run_on_devices(n, w, seed, copied, NULL);
 }
