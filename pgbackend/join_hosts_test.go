@@ -387,3 +387,16 @@ func TestLinksAtFirstNeedAtAnID(t *testing.T) {
 	w.destroy()
 	requireNoNetworks(t)
 }
+
+// A timeout names the rank of another host that did not come, and a rank that leaves is known to have left.
+func TestEndsOfGroupsAtAnID(t *testing.T) {
+	patient(t, time.Second)
+	w := joinedOnHosts(t, "01", nil)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
+	require.NoError(t, expect(sum(w.groups[0], 1000), coll.Timeout, "rank 1", "last called all_reduce #1"))
+	w = joinedOnHosts(t, "01", nil)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	require.NoError(t, w.groups[0].Destroy())
+	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group after collective #1"))
+}
