@@ -636,8 +636,8 @@ typedef struct sagecomm_api {
 
   /* Makes a unique id, at which the ranks of one group meet that have no store. This process serves the store of the id over
    * TCP until all ranks have joined, and where they are on several hosts as long as their group lives, or until the process
-   * ends; no rank has to be in it. Ranks of other hosts need SAGECOMM_SOCKET_IFNAME or MASTER_ADDR in this process. The id contains a secret: whoever has it
-   * can join. An id that nobody uses costs a few hundred bytes; the oldest of more than 1024 is dropped. */
+   * ends; no rank has to be in it. Ranks of other hosts need SAGECOMM_SOCKET_IFNAME or MASTER_ADDR in this process. The id
+   * contains a secret: whoever has it can join. An id that nobody uses costs a few hundred bytes; the oldest of more than 1024 is dropped. */
   int32_t (*unique_id)(uint8_t id[SAGECOMM_ID_BYTES], sagecomm_error *err);
 
   /* Creates groups as group_create() does, whose ranks meet at unique ids. One call can make several ranks of a group, which

@@ -105,7 +105,7 @@ func (p *Process) split(c Child) (*Group, error) {
 	members := c.members(places)
 	var mineNext invitation
 	if len(members) > 0 && members[0] == g.rank {
-		mineNext = p.invite(c)
+		mineNext = p.invite(c, members)
 	}
 	if mine, err = json.Marshal(mineNext); err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (p *Process) split(c Child) (*Group, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sagecomm: group %q: split: %s cannot serve the new group: %w", g.name, g.who(first), err)
 	}
-	child, err := p.joinWithSecret(contextOf(c.Context), id, c.config(members, timeout))
+	child, err := p.joinWithSecret(contextOf(c.Context), id, c.config(members, timeout, nil))
 	if errors.Is(err, bootstrap.ErrGone) {
 		return nil, &coll.Failure{Status: coll.PeerFailure, Rank: first, Group: g.name, Message: fmt.Sprintf("sagecomm: group %q: split: %s was to serve the new group: %v", g.title(), g.who(first), err)}
 	}
@@ -140,9 +140,9 @@ func readPlaces(all [][]byte) (places []place, wrong int, err error) {
 	return places, 0, nil
 }
 
-// invite makes the id at which a new group meets, which this process serves. Between hosts the invitation may cross a
-// network that others read. So where the parent has met at an id, no secret is in it: the new id is derived.
-func (p *Process) invite(c Child) (told invitation) {
+// invite makes the id at which the members of a new group meet, which this process serves. Between hosts the invitation
+// may cross a network that others read. So where the parent has met at an id, no secret is in it: the new id is derived.
+func (p *Process) invite(c Child, members []int) (told invitation) {
 	g := c.Parent
 	if !g.life.acquire() {
 		return invitation{Why: destroyed(g.name).Message}
@@ -155,6 +155,9 @@ func (p *Process) invite(c Child) (told invitation) {
 		}
 		text := id.Encode()
 		return invitation{ID: text[:]}
+	}
+	if err := g.checkServer(members); err != nil {
+		return invitation{Why: err.Error()}
 	}
 	job, err := jobSecretOf(c.options())
 	if err != nil {
@@ -195,9 +198,6 @@ func (g *Group) invited(members []int, text []byte) (id bootstrap.ID, err error)
 func (g *Group) checkServer(members []int) error {
 	first := members[0]
 	at := g.members[first].Listener
-	if at == nil || len(at.Addresses) == 0 {
-		return errors.New("it has no server")
-	}
 	if !bootstrap.AllLoopback(at.Addresses) {
 		return nil
 	}
@@ -232,13 +232,54 @@ func (c Child) options() map[string]string {
 	return c.Parent.options
 }
 
-// config returns the configuration of the new group for this rank.
-func (c Child) config(members []int, timeout time.Duration) Config {
+// config returns the configuration of the new group for this rank. cut are ranks of the parent that were lost before.
+func (c Child) config(members []int, timeout time.Duration, cut map[int]bool) Config {
 	global := make([]int, len(members))
 	for i, rank := range members {
 		global[i] = c.Parent.globalRank(rank)
 	}
-	return Config{Rank: slices.Index(members, c.Parent.rank), Size: len(members), GlobalRanks: global, Name: c.Name, Timeout: timeout, Operations: c.Operations, Options: c.options()}
+	return Config{Rank: slices.Index(members, c.Parent.rank), Size: len(members), GlobalRanks: global, Name: c.Name, Timeout: timeout, Operations: c.Operations, Options: c.options(),
+		kin: &kin{parent: c.Parent, members: members, cut: cut}}
+}
+
+// kin are the ranks of a new group in its parent. The parent watches their processes before the new group does.
+type kin struct {
+	parent  *Group
+	members []int        // ranks of the parent, by rank of the new group
+	cut     map[int]bool // ranks of the parent whose links were lost before the call: they may be reached anew
+}
+
+// lostElsewhere returns the ranks of other hosts that the group has lost.
+func (g *Group) lostElsewhere() map[int]bool {
+	cut := map[int]bool{}
+	for rank := range g.size {
+		if g.isRemote(rank) && g.life.hasDied(rank) {
+			cut[rank] = true
+		}
+	}
+	return cut
+}
+
+// lost returns the failure of the new group, which has the name, if the process of one of its ranks has ended. A parent
+// that is destroyed hears of no further death.
+func (k *kin) lost(name string) error {
+	if k == nil {
+		return nil
+	}
+	for rank, there := range k.members {
+		if k.cut[there] || !k.parent.life.hasDied(there) {
+			continue
+		}
+		how := "died while the group was made; look at its log for the reason, then restart the job"
+		if k.parent.isRemote(there) {
+			how = "was lost while the group was made; look at its log for the reason"
+		}
+		f := k.parent.failedRank(coll.PeerFailure, there)
+		f.Rank, f.Group = rank, name
+		f.Message = fmt.Sprintf("sagecomm: group %q: %s: rank %d, which is %s in group %q, %s", name, closedByPeer, rank, k.parent.who(there), k.parent.title(), how)
+		return f
+	}
+	return nil
 }
 
 // rankOf names a rank of a group.
@@ -260,6 +301,7 @@ func (p *Process) Shrink(children []Child) ([]*Group, error) {
 }
 
 func (p *Process) shrink(c Child) (*Group, error) {
+	cut := c.Parent.lostElsewhere()
 	at, err := p.planShrink(c)
 	if err != nil {
 		return nil, err
@@ -272,7 +314,7 @@ func (p *Process) shrink(c Child) (*Group, error) {
 		}
 	}
 	// The parent may be destroyed from here on.
-	child, err := p.joinAt(contextOf(c.Context), at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout()))
+	child, err := p.joinAt(contextOf(c.Context), at.id, at.job, rankOf{c.Parent, at.members[0]}, c.config(at.members, c.timeout(), cut))
 	if err == nil {
 		c.Parent.shrunk(at.text)
 	}

@@ -32,6 +32,7 @@ type Config struct {
 	Options     map[string]string // settings by variable name in lower case, without SAGECOMM_; the environment takes precedence
 
 	birth *birth // of a group that meets at a unique id
+	kin   *kin   // of a group that is made of ranks of another one
 }
 
 // checkPlace returns an error unless a group can have such a rank.
@@ -66,7 +67,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		if err != nil {
 			return nil, err
 		}
-		g = &Group{process: p, birth: c.birth, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
+		g = &Group{process: p, birth: c.birth, kin: c.kin, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: keysOf(epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return g.endOfWaits(c.Store) },
@@ -94,6 +95,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		g.info("%v: following it", ahead)
 		least = ahead.Epoch
 	}
+	g.kin = nil // the group itself hears of deaths now
 	p.publish(g)
 	defer g.life.release()
 	g.list()

@@ -205,11 +205,12 @@ func (g *Group) peerDied(rank int) {
 	var fault *coll.Failure
 	defer g.life.release()
 	defer g.recoverInto(&fault)
-	if state == destroying && !g.unfinished() {
-		return
-	}
 	last, left := g.run.LastCall(rank)
 	if left {
+		return
+	}
+	g.life.noteDeath(rank)
+	if state == destroying && !g.unfinished() {
 		return
 	}
 	if f := g.run.FirstCause(); f != nil {

@@ -38,6 +38,7 @@ type Group struct {
 	secret           []byte                       // of rank 0, for links between hosts, until the group is made
 	links            *groupLinks                  // nil: all ranks are on this host
 	unlinked         atomic.Pointer[coll.Failure] // the loss of a link, for which the group cannot be made
+	kin              *kin                         // of the rendezvous; nil: the group has no parent
 	news             lossNews                     // of the rendezvous
 	peers            []runner.Peer
 	lane                                  // of operations on host memory

@@ -148,7 +148,7 @@ func checkReach(id bootstrap.ID) error {
 // of none, and opens no port to other hosts unasked. elsewhere are addresses of such a process, as of the server of the
 // id at which this one joins.
 func (p *Process) endpoint(settings *env.Settings, elsewhere []netip.Addr) (e bootstrap.Endpoint, err error) {
-	e.Of, e.Beyond = "the ranks of a unique id", !bootstrap.AllLoopback(elsewhere)
+	e.Of, e.Beyond = "the ranks of a unique id", elsewhere == nil || !bootstrap.AllLoopback(elsewhere)
 	if ports := env.PortRange.Get(settings); ports.Given {
 		e.First, e.Last = ports.Value.First, ports.Value.Last
 	}
@@ -174,7 +174,7 @@ func (p *Process) towardsMaster() []netip.Addr {
 		a, err := towards(master)
 		if err != nil {
 			p.unrouted.Do(func() {
-				observe.Warn("no interface leads to MASTER_ADDR=%s, so the store of unique ids listens on loopback, or where the one does at which this process joins, and links there or at the first interface that joins machines: %v", master, err)
+				observe.Warn("no interface leads to MASTER_ADDR=%s, so this process listens for unique ids and for links as if it were not set: %v", master, err)
 			})
 			break
 		}
@@ -297,12 +297,18 @@ func (p *Process) meetAt(ctx context.Context, server fmt.Stringer, c Config, set
 	if t := env.Timeout.Get(settings); t.Given {
 		timeout = t.Value
 	}
-	store, err := bootstrap.Dial(ctx, c.birth.id, c.birth.job, began.Add(timeout), server != nil)
+	var late func() error
+	if server != nil {
+		late = func() error { return c.kin.lost(c.Name) }
+	}
+	store, err := bootstrap.Dial(ctx, c.birth.id, c.birth.job, began.Add(timeout), late, inherited)
 	ended := &coll.Failure{Status: coll.Aborted, Rank: c.Rank, Group: c.Name,
 		Message: fmt.Sprintf("sagecomm: group %q: rank %d of %d: the group was aborted while its ranks met", c.Name, c.Rank, c.Size)}
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, ended
+	case errors.As(err, new(*coll.Failure)):
+		return nil, err
 	case err != nil && server != nil:
 		return nil, &coll.Failure{Status: coll.Timeout, Rank: -1, Group: c.Name,
 			Message: fmt.Sprintf("sagecomm: group %q: rank %d waited %v for %v, at whose process the others meet: %v", c.Name, c.Rank, time.Since(began).Round(time.Millisecond), server, err)}

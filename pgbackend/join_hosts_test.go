@@ -96,7 +96,7 @@ func TestSecretsOfGroupsAtAnID(t *testing.T) {
 	require.NotEmpty(t, m.Secret)
 	id := first.birth.id
 	require.NotEqual(t, id.LinkSecret(1), id.LinkSecret(2))
-	told := Get().invite(Child{Parent: first})
+	told := Get().invite(Child{Parent: first}, []int{0})
 	text, err := json.Marshal(told)
 	require.NoError(t, err)
 	new, err := first.invited([]int{0}, text)
@@ -104,6 +104,10 @@ func TestSecretsOfGroupsAtAnID(t *testing.T) {
 	require.Empty(t, told.ID)
 	require.False(t, bytes.Contains(text, new.Secret[:]))
 	require.NotEqual(t, id.Secret, new.Secret)
+	store, err := bootstrap.Dial(t.Context(), new, nil, time.Now().Add(opTimeout), nil, inherited)
+	require.NoError(t, err)
+	defer store.Close()
+	require.NoError(t, store.Leave(1)) // later tests find no key space of this one
 }
 
 // Where links are lost, the store of the id decides the first cause: two processes that have lost each other have one.
@@ -194,6 +198,9 @@ func TestServersOnLoopbackOfOtherMachines(t *testing.T) {
 	_, err = Get().Split(children(groups, func(int) Child { return Child{} }))
 	require.ErrorContains(t, err, "split: rank 0 (host ")
 	require.ErrorContains(t, err, "its process listens for unique ids on loopback only, and rank 2 (host ")
+	told := Get().invite(Child{Parent: groups[0]}, []int{0, 1, 2})
+	require.Contains(t, told.Why, "its process listens for unique ids on loopback only")
+	require.Empty(t, told.Nonce, "nothing is served")
 	for _, g := range groups {
 		g.members[0].Listener.Addresses = []netip.Addr{netip.MustParseAddr("10.1.2.3")}
 		require.NoError(t, g.checkServer([]int{0, 1, 2}))
@@ -225,7 +232,7 @@ func TestWhereRanksOfAnIDListen(t *testing.T) {
 		}
 		e, err := Get().endpoint(settings, list)
 		require.NoError(t, err)
-		require.Equal(t, len(list) > 0 && !list[0].IsLoopback(), e.Beyond)
+		require.Equal(t, len(list) == 0 || !list[0].IsLoopback(), e.Beyond)
 		return e.Find()
 	}
 	t.Setenv("MASTER_ADDR", "")
@@ -238,6 +245,60 @@ func TestWhereRanksOfAnIDListen(t *testing.T) {
 	require.Equal(t, []netip.Addr{own}, e.Find())
 	t.Setenv("MASTER_ADDR", "node7")
 	require.Equal(t, "10.9.9.9", find("10.1.2.9")[0].String())
+}
+
+// Settings count for an id that is made where the server listens on loopback already: an error says to set them, and the
+// process may try again.
+func TestIDsBehindOneOnLoopback(t *testing.T) {
+	all, err := bootstrap.InterfacesOf(env.Interfaces{Not: true})
+	require.NoError(t, err)
+	if len(all) == 0 {
+		t.Skip("this machine has no interface but loopback")
+	}
+	real := towards
+	defer func() { towards = real }()
+	towards = func(host string) (netip.Addr, error) {
+		if host != "node7" {
+			return netip.Addr{}, errors.New("no route")
+		}
+		return all[0].Addresses[0], nil
+	}
+	at := func(p *Process) []netip.Addr {
+		text, err := p.UniqueID()
+		require.NoError(t, err)
+		id, err := bootstrap.ParseID(text[:])
+		require.NoError(t, err)
+		return id.Addresses
+	}
+	for name, value := range map[string]string{"SAGECOMM_SOCKET_IFNAME": "=" + all[0].Name, "MASTER_ADDR": "node7"} {
+		t.Run(name, func(t *testing.T) {
+			p := &Process{server: bootstrap.NewServer(bootstrap.Descriptors{})}
+			defer p.server.Close()
+			t.Setenv("SAGECOMM_SOCKET_IFNAME", "")
+			for _, master := range []string{"", "node6"} {
+				t.Setenv("MASTER_ADDR", master)
+				require.True(t, bootstrap.AllLoopback(at(p)))
+			}
+			t.Setenv(name, value)
+			require.Equal(t, all[0].Addresses[0], at(p)[0])
+		})
+	}
+}
+
+// A parent knows of a rank on another host that is lost before the ranks of its child have met. A shrink may make links
+// anew to ranks that were lost before.
+func TestLossBeforeAChildHasMet(t *testing.T) {
+	w := joinedOnHosts(t, "012", nil)
+	lostBefore(t, w.groups, func() { cutOff(w, 1) }, "was lost while the group was made")
+	w = joinedOnHosts(t, "01", nil)
+	w.groups[0].links.pairs[1].Link.Break(errors.New("cut for the test"))
+	for rank, g := range w.groups {
+		require.Eventually(t, func() bool { return g.life.hasDied(1 - rank) }, opTimeout, time.Millisecond)
+	}
+	rest, err := Get().Shrink(children(w.groups, func(int) Child { return Child{} }))
+	require.NoError(t, err)
+	defer destroyAll(rest)
+	(&world{t, rest}).each(func(g *Group) error { return asError(sum(g, 1000)) })
 }
 
 // A group that was made over a store is split at an id that is passed around, and knows addresses elsewhere.
@@ -386,4 +447,17 @@ func TestLinksAtFirstNeedAtAnID(t *testing.T) {
 	cutLast(t, w, 1000)
 	w.destroy()
 	requireNoNetworks(t)
+}
+
+// A timeout names the rank of another host that did not come, and a rank that leaves is known to have left.
+func TestEndsOfGroupsAtAnID(t *testing.T) {
+	patient(t, time.Second)
+	w := joinedOnHosts(t, "01", nil)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	require.NoError(t, w.groups[0].SetTimeout(300*time.Millisecond))
+	require.NoError(t, expect(sum(w.groups[0], 1000), coll.Timeout, "rank 1", "last called all_reduce #1"))
+	w = joinedOnHosts(t, "01", nil)
+	w.each(func(g *Group) error { return asError(sum(g, 10)) })
+	require.NoError(t, w.groups[0].Destroy())
+	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group after collective #1"))
 }

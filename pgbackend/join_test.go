@@ -303,6 +303,58 @@ func TestFinishBesideQuestions(t *testing.T) {
 	}
 }
 
+// lostBefore splits groups. Rank 1 does what a process does that ends when all know where they meet. The others hear of
+// that from the parent.
+func lostBefore(t *testing.T, groups []*Group, end func(), how string) {
+	t.Helper()
+	errs := make([]error, len(groups))
+	var all sync.WaitGroup
+	for rank, g := range groups {
+		all.Go(func() {
+			if rank != 1 {
+				_, errs[rank] = Get().Split(children([]*Group{g}, func(int) Child { return Child{} }))
+				return
+			}
+			for _, purpose := range []string{"split", "ids of the groups of a split"} {
+				if _, f := g.exchange(topicMembers, purpose, []byte("{}"), opTimeout); f != nil {
+					errs[rank] = f
+					return
+				}
+			}
+			end()
+		})
+	}
+	all.Wait()
+	for rank, err := range errs {
+		if rank == 1 {
+			require.NoError(t, err)
+			continue
+		}
+		var f *coll.Failure
+		require.ErrorAs(t, err, &f)
+		require.Equal(t, coll.PeerFailure, f.Status)
+		require.Equal(t, 1, f.Rank)
+		require.ErrorContains(t, err, `group "child": Connection closed by peer: rank 1, which is rank 1 (host `)
+		require.ErrorContains(t, err, `in group "joined", `+how)
+	}
+}
+
+// A parent knows of a death before the ranks of its child have met.
+func TestDeathBeforeAChildHasMet(t *testing.T) {
+	groups := joined(t, 3)
+	lostBefore(t, groups, func() {
+		groups[0].peerDied(1)
+		groups[2].peerDied(1)
+	}, "died while the group was made")
+	for first, list := range map[int][]int{0: {0, 1}, 1: {1, 0}} { // the rank that has died serves the id, or does not
+		groups = joined(t, 3)
+		groups[0].peerDied(1)
+		_, err := Get().Shrink([]Child{{Parent: groups[0], Members: list, Name: "child"}})
+		require.ErrorContains(t, err, fmt.Sprintf(`group "child": Connection closed by peer: rank %d, which is rank 1 (host `, 1-first))
+		require.ErrorContains(t, err, "died while the group was made")
+	}
+}
+
 // A shrink is not inside its parent while it waits for other ranks, so the parent can be destroyed meanwhile.
 func TestParentIsDestroyedDuringShrink(t *testing.T) {
 	groups := joined(t, 2)
@@ -312,7 +364,7 @@ func TestParentIsDestroyedDuringShrink(t *testing.T) {
 	at, err := Get().planShrink(c)
 	require.NoError(t, err)
 	require.NoError(t, groups[1].Destroy()) // would wait for a call inside
-	_, err = Get().joinAt(t.Context(), at.id, at.job, rankOf{groups[1], 0}, c.config(at.members, c.timeout()))
+	_, err = Get().joinAt(t.Context(), at.id, at.job, rankOf{groups[1], 0}, c.config(at.members, c.timeout(), nil))
 	require.ErrorContains(t, err, "rank 1 waited ")
 }
 

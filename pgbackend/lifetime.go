@@ -45,6 +45,7 @@ type lifetime struct {
 	users int           // number of calls inside
 	last  chan struct{} // closed by the last user's release; nil: leave does not wait
 	gone  []bool        // by rank: its process has ended, or it has given up the group
+	died  []bool        // by rank: its process has ended, or was lost, before the rank had left; nil: none
 }
 
 // move changes the state and reports true, or reports false if moves does not list the transition.
@@ -132,6 +133,23 @@ func (l *lifetime) isGone(rank int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.gone[rank]
+}
+
+// noteDeath notes that the process of a rank has ended, or was lost, before the rank had left.
+func (l *lifetime) noteDeath(rank int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.died == nil {
+		l.died = make([]bool, len(l.gone))
+	}
+	l.died[rank] = true
+}
+
+// hasDied reports whether noteDeath was called for a rank.
+func (l *lifetime) hasDied(rank int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.died != nil && l.died[rank]
 }
 
 // lost notes that a rank is gone and returns the state at that moment.

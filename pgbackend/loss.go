@@ -154,8 +154,8 @@ func (g *Group) bereaved(err error) error {
 	return err
 }
 
-// lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, or a link
-// is lost. It returns nil if there is none. What the store has told takes precedence: a rank that is lost may have
+// lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, here or as a
+// rank of the parent, or a link is lost. It returns nil if there is none. What the store has told takes precedence: a rank that is lost may have
 // given the group up for that, and ended.
 // Requires: the caller is the goroutine of the rendezvous.
 func (g *Group) lost() error {
@@ -168,7 +168,7 @@ func (g *Group) lost() error {
 	if unlinked := g.unlinked.Load(); unlinked != nil {
 		return unlinked
 	}
-	return nil
+	return g.kin.lost(g.name)
 }
 
 // diedMeanwhile returns the failure of a group whose rank has died, or cannot be reached any more, while the group was

@@ -41,7 +41,7 @@ func openManyStores(id bootstrap.ID, dir string) (s manyStores, err error) {
 	if s.files, err = bootstrap.NewFileStore(dir); err != nil {
 		return s, err
 	}
-	s.TCPStore, err = bootstrap.Dial(context.Background(), id, nil, time.Now().Add(manyTimeout), true)
+	s.TCPStore, err = bootstrap.Dial(context.Background(), id, nil, time.Now().Add(manyTimeout), func() error { return nil }, bootstrap.Descriptors{})
 	return s, err
 }
 
@@ -141,7 +141,7 @@ func TestAGroupOf513Ranks(t *testing.T) {
 	if os.Getenv("TEST_MANY_RANKS") == "" {
 		t.Skip("it starts 64 processes, which take 5 GB and a minute: make test-hosts runs it, or TEST_MANY_RANKS=1")
 	}
-	server := bootstrap.NewServer()
+	server := bootstrap.NewServer(bootstrap.Descriptors{})
 	defer server.Close()
 	id, err := server.NewID(bootstrap.Endpoint{Addresses: bootstrap.Loopback, Of: "a test"}, nil)
 	require.NoError(t, err)

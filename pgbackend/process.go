@@ -56,10 +56,13 @@ var (
 	makeOnce   sync.Once
 )
 
+// inherited lets forked children close what belongs to stores of unique ids.
+var inherited = bootstrap.Descriptors{Opened: runner.CloseInChild, Closing: runner.KeepInChild}
+
 // Get returns the Process of this process.
 func Get() *Process {
 	makeOnce.Do(func() {
-		theProcess = &Process{groups: map[uint64]*Group{}, seats: map[seat]*birth{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(), networks: newNetworks(), linkProbes: newLinkProbes(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
+		theProcess = &Process{groups: map[uint64]*Group{}, seats: map[seat]*birth{}, lanes: map[uint64]*Group{}, peers: map[procwatch.ID]*peerProcess{}, staging: staged.NewPool(), vendors: vendor.NewPool(), server: bootstrap.NewServer(inherited), networks: newNetworks(), linkProbes: newLinkProbes(), factorReaders: map[coll.Device][]factorReader{}, selectors: map[selectorKey]*algo.Selector{}}
 		theProcess.observers = observe.New(theProcess.acquired)
 		runner.SetHandler(theProcess)
 	})

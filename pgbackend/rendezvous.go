@@ -265,6 +265,9 @@ func (g *Group) introduce(all [][]byte) error {
 			g.final = true
 			return err
 		}
+		if g.birth != nil && (m.Listener == nil || !bootstrap.CanServe(m.Listener.Addresses, m.Listener.Port)) {
+			return fmt.Errorf("rank %d (pid %d) wrote an invalid description into the store: no server can be where it says", rank, m.PID)
+		}
 	}
 	g.members, g.secret, members[0].Secret = members, members[0].Secret, nil
 	if g.birth != nil { // all ranks can make the secret, so it crosses no network

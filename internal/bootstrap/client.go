@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"sagecomm/internal/handshake"
@@ -16,11 +17,12 @@ import (
 // TCPStore is the store of a unique id: connections to the [Server] of the process that made the id, one for each call
 // that is under way.
 type TCPStore struct {
-	server netip.AddrPort
-	space  [spaceBytes]byte
-	key    [sha256.Size]byte
-	ctx    context.Context // its end ends connections that are being made
-	cancel context.CancelFunc
+	server      netip.AddrPort
+	space       [spaceBytes]byte
+	key         [sha256.Size]byte
+	descriptors Descriptors
+	ctx         context.Context // its end ends connections that are being made
+	cancel      context.CancelFunc
 
 	mu     sync.Mutex
 	free   []*session
@@ -39,6 +41,8 @@ const (
 	// mostRefusals is how often a server is tried that ends the handshake. A process that is ending does so too, and is
 	// gone at the next try; and so does a server that had too many strangers.
 	mostRefusals = 5
+	// leastPause and mostPause are the first and the longest pause between two tries.
+	leastPause, mostPause = 5 * time.Millisecond, 200 * time.Millisecond
 	// answerGrace is the time for an answer beyond the time that the request may take.
 	answerGrace = 20 * time.Second
 )
@@ -46,30 +50,35 @@ const (
 // ErrGone is the error where the server of an id does not answer, or does not answer any more.
 var ErrGone = errors.New("the process that made the unique id: it has ended")
 
-// Dial connects to the server of an id by the deadline. job is the secret of the job, nil without one. A server that is
-// not there yet, or does not have a derived id yet, is tried until the deadline if late is set. The end of the context
-// ends Dial.
-func Dial(ctx context.Context, id ID, job []byte, deadline time.Time, late bool) (*TCPStore, error) {
+// Dial connects to the server of an id by the deadline. job is the secret of the job, nil without one. If late is not
+// nil, a server that is not there yet, or does not have a derived id yet, is tried until the deadline, or until late
+// returns why it will not come: Dial returns that. The end of the context ends Dial.
+func Dial(ctx context.Context, id ID, job []byte, deadline time.Time, late func() error, d Descriptors) (*TCPStore, error) {
 	key := id.key(job)
 	soon := time.Now().Add(dialTimeout)
-	if late || deadline.Before(soon) {
+	if late != nil || deadline.Before(soon) {
 		soon = deadline
 	}
 	refusals := 0
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
+	for pause := leastPause; ; pause = min(2*pause, mostPause) {
 		var why error
 		for _, a := range id.Addresses {
 			at := netip.AddrPortFrom(a, id.Port)
-			s, err := dial(ctx, at, id.Space, key, deadline)
+			s, err := dial(ctx, at, id.Space, key, deadline, d)
 			if err == nil {
-				return newTCPStore(at, id.Space, key, s), nil
+				return newTCPStore(at, id.Space, key, d, s), nil
 			}
-			if errors.Is(err, errRefused) && !late {
+			if errors.Is(err, errRefused) && late == nil {
 				if refusals++; refusals == mostRefusals {
 					return nil, fmt.Errorf("sagecomm: %v: %w", at, err)
 				}
 			}
 			why = errors.Join(why, fmt.Errorf("%v: %w", at, err))
+		}
+		if late != nil {
+			if err := late(); err != nil {
+				return nil, err
+			}
 		}
 		if time.Now().Add(pause).After(soon) {
 			return nil, fmt.Errorf("sagecomm: no connection to %w, or another network or a firewall is between (SAGECOMM_SOCKET_IFNAME, SAGECOMM_PORT_RANGE): %w", ErrGone, why)
@@ -82,21 +91,22 @@ func Dial(ctx context.Context, id ID, job []byte, deadline time.Time, late bool)
 	}
 }
 
-func newTCPStore(server netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, s *session) *TCPStore {
-	t := &TCPStore{server: server, space: space, key: key, free: []*session{s}, all: []*session{s}}
+func newTCPStore(server netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, d Descriptors, s *session) *TCPStore {
+	t := &TCPStore{server: server, space: space, key: key, descriptors: d, free: []*session{s}, all: []*session{s}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
 
-func dial(ctx context.Context, at netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time) (*session, error) {
+func dial(ctx context.Context, at netip.AddrPort, space [spaceBytes]byte, key [sha256.Size]byte, deadline time.Time, held Descriptors) (*session, error) {
 	if soon := time.Now().Add(handshake.Timeout); soon.Before(deadline) {
 		deadline = soon
 	}
 	d := net.Dialer{Deadline: deadline, KeepAliveConfig: keepAlive}
-	c, err := d.DialContext(ctx, "tcp", at.String())
+	connection, err := d.DialContext(ctx, "tcp", at.String())
 	if err != nil {
 		return nil, err
 	}
+	c := held.hold(connection)
 	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
 	s, err := greet(c, space, key, deadline)
 	if err != nil {
@@ -129,9 +139,22 @@ func (t *TCPStore) end(why error) error {
 	return t.broken
 }
 
-// dial makes one more connection.
+// dial makes one more connection. Every rank of a group does so at the same moment, for its claimer, and may be the
+// stranger too many, so a server that ends the handshake is tried again for dialTimeout. A server that does not listen any
+// more has ended.
 func (t *TCPStore) dial() (*session, error) {
-	return dial(t.ctx, t.server, t.space, t.key, time.Now().Add(handshake.Timeout))
+	soon := time.Now().Add(dialTimeout)
+	for pause := leastPause; ; pause = min(2*pause, mostPause) {
+		s, err := dial(t.ctx, t.server, t.space, t.key, time.Now().Add(handshake.Timeout), t.descriptors)
+		if err == nil || errors.Is(err, syscall.ECONNREFUSED) || time.Now().Add(pause).After(soon) {
+			return s, err
+		}
+		select {
+		case <-t.ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+		}
+	}
 }
 
 // take returns a connection that no other call uses.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -218,6 +219,92 @@ func TestClaimWithoutLinks(t *testing.T) {
 	require.Empty(t, list, "the temporary file stays")
 }
 
+// Ranks ask for their claimers at the same moment, and the server may end some of these connections.
+func TestClaimersAreTriedAgain(t *testing.T) {
+	s := newServer(t)
+	store := dialed(t, newIDOf(t, s))
+	front, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer front.Close()
+	back := store.server.String()
+	store.server = front.Addr().(*net.TCPAddr).AddrPort()
+	const ended = 7
+	go func() {
+		for n := 0; ; n++ {
+			c, err := front.Accept()
+			if err != nil {
+				return
+			}
+			if n < ended {
+				_ = c.Close()
+				continue
+			}
+			to, err := net.Dial("tcp", back)
+			if err != nil {
+				_ = c.Close()
+				return
+			}
+			go func() { _, _ = io.Copy(to, c) }()
+			go func() { _, _ = io.Copy(c, to) }()
+		}
+	}()
+	c, err := store.Last()
+	require.NoError(t, err)
+	defer c.Release()
+	_, err = c.Claim("k", []byte("v"))
+	require.NoError(t, err)
+	store.Close()
+	_, err = store.Last()
+	require.Error(t, err, "the store was closed")
+}
+
+// Forked children can close each descriptor that a server or a store has, and no other: each is told of while it is open.
+func TestDescriptorsForForkedChildren(t *testing.T) {
+	var mu sync.Mutex
+	open, opened := map[uintptr]bool{}, 0
+	note := func(now bool) func(uintptr) {
+		return func(fd uintptr) {
+			mu.Lock()
+			defer mu.Unlock()
+			if open[fd] == now {
+				t.Errorf("descriptor %d is noted twice", fd)
+			}
+			if now {
+				opened++
+			}
+			open[fd] = now
+		}
+	}
+	hooks := Descriptors{Opened: note(true), Closing: note(false)}
+	s := NewServer(hooks)
+	t.Cleanup(s.Close)
+	id, err := s.NewID(Endpoint{Addresses: Loopback[:1]}, nil)
+	require.NoError(t, err)
+	stranger := connected(t, id)
+	store, err := Dial(t.Context(), id, nil, time.Now().Add(soon), nil, hooks)
+	require.NoError(t, err)
+	c, err := store.Last()
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { _, clients, strangers, _ := s.counts(); return clients == 2 && strangers == 1 }, soon, time.Millisecond)
+	mu.Lock()
+	require.Equal(t, 6, opened, "a listener, two ends of two connections, and one of the stranger's")
+	mu.Unlock()
+	require.NoError(t, store.Leave(1))
+	store.Close()
+	c.Release()
+	require.NoError(t, stranger.Close())
+	require.Eventually(t, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, is := range open {
+			if is {
+				return false
+			}
+		}
+		return true
+	}, soon, time.Millisecond)
+}
+
 // The server of an id decides claims as long as somebody has a claimer, also when all ranks have met and nothing listens
 // any more. What they told each other is gone by then, and so is everything when the last claimer has gone.
 func TestClaimsAtTheServerOfAnID(t *testing.T) {
@@ -249,7 +336,7 @@ func TestClaimsAtTheServerOfAnID(t *testing.T) {
 	require.Len(t, space.values, 1)
 	require.Equal(t, len("early")+len("by 1"), space.bytes)
 	space.mu.Unlock()
-	_, err = Dial(t.Context(), id, nil, time.Now().Add(50*time.Millisecond), false)
+	_, err = Dial(t.Context(), id, nil, time.Now().Add(50*time.Millisecond), nil, Descriptors{})
 	require.ErrorIs(t, err, ErrGone, "the group is complete")
 	for i, c := range claimers {
 		first, err := c.Claim("early", []byte("late"))
@@ -341,7 +428,7 @@ func TestEndOfAStoreEndsItsConnections(t *testing.T) {
 			dialing <- c
 		}
 	}()
-	store := newTCPStore(l.Addr().(*net.TCPAddr).AddrPort(), [spaceBytes]byte{}, [32]byte{}, nil)
+	store := newTCPStore(l.Addr().(*net.TCPAddr).AddrPort(), [spaceBytes]byte{}, [32]byte{}, Descriptors{}, nil)
 	store.free, store.all = nil, nil
 	ended := make(chan error, 1)
 	go func() {
@@ -353,4 +440,34 @@ func TestEndOfAStoreEndsItsConnections(t *testing.T) {
 	store.End(errors.New("aborted"))
 	require.Error(t, <-ended)
 	require.Less(t, time.Since(began), handshake.Timeout*9/10)
+}
+
+// When all ranks have met, the store answers claims and nothing else: who asks then is a rank that was started twice, and
+// hears so at once. A value that was claimed is not replaced.
+func TestACompleteGroupAnswersClaimsOnly(t *testing.T) {
+	s := newServer(t)
+	id := newIDOf(t, s)
+	store := dialed(t, id)
+	c, err := store.Last()
+	require.NoError(t, err)
+	defer c.Release()
+	_, err = c.Claim("cause", []byte("first"))
+	require.NoError(t, err)
+	require.ErrorContains(t, store.Set("cause", []byte("second")), errClaimed.Error())
+	waiting := make(chan error)
+	go func() {
+		_, err := store.Get("never", soon)
+		waiting <- err
+	}()
+	late := dialed(t, id)
+	require.NoError(t, dialed(t, id).Leave(1))
+	require.ErrorContains(t, <-waiting, errComplete.Error())
+	require.ErrorContains(t, late.Set("k", nil), errComplete.Error())
+	_, err = late.Get("cause", 0)
+	require.ErrorContains(t, err, errComplete.Error())
+	_, err = Dial(t.Context(), id, nil, time.Now().Add(time.Second), nil, Descriptors{})
+	require.Error(t, err)
+	first, err := c.Claim("cause", []byte("third"))
+	require.NoError(t, err)
+	require.Equal(t, "first", string(first))
 }

@@ -27,6 +27,8 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 // while it has key spaces or users. A key space whose ranks have met takes no further connections. Those that its claimers
 // have are answered until they end, also when nothing listens any more.
 type Server struct {
+	descriptors Descriptors
+
 	mu        sync.Mutex
 	listeners []net.Listener
 	addresses []netip.Addr // where the newest of them listen
@@ -40,15 +42,14 @@ type Server struct {
 }
 
 // NewServer returns a server that does not listen yet.
-func NewServer() *Server {
-	return &Server{spaces: map[[spaceBytes]byte]*space{}, clients: map[net.Conn]struct{}{}, strangers: list.New(), greeting: handshake.Timeout}
+func NewServer(d Descriptors) *Server {
+	return &Server{descriptors: d, spaces: map[[spaceBytes]byte]*space{}, clients: map[net.Conn]struct{}{}, strangers: list.New(), greeting: handshake.Timeout}
 }
 
 // Listen makes the server listen until Release, and returns where. A server that listens already stays where it is, and
 // listens elsewhere too only if the endpoint is to be beyond loopback.
 func (s *Server) Listen(at Endpoint) ([]netip.Addr, uint16, error) {
-	s.find(&at)
-	s.mu.Lock()
+	s.lockFor(&at)
 	defer s.mu.Unlock()
 	if err := s.listen(at); err != nil {
 		return nil, 0, err
@@ -67,8 +68,7 @@ func (s *Server) Release() {
 
 // NewID returns an id with a key space of its own. job is the secret of the job, nil without one.
 func (s *Server) NewID(at Endpoint, job []byte) (ID, error) {
-	s.find(&at)
-	s.mu.Lock()
+	s.lockFor(&at)
 	defer s.mu.Unlock()
 	if err := s.listen(at); err != nil {
 		return ID{}, err
@@ -116,19 +116,21 @@ func (s *Server) idle() (n int, oldest [spaceBytes]byte) {
 	return n, oldest
 }
 
-// find finds the addresses of an endpoint beyond loopback, if they are needed. It may ask a name server, for which nobody
-// else waits.
-func (s *Server) find(at *Endpoint) {
-	s.mu.Lock()
-	needed := len(s.listeners) > 0 && AllLoopback(s.addresses)
-	s.mu.Unlock()
-	if at.Beyond && at.Find != nil && needed {
+// lockFor takes the lock for listen. If the server listens on loopback and is to listen elsewhere too, it finds the
+// addresses before. That may ask a name server, for which nobody else waits.
+func (s *Server) lockFor(at *Endpoint) {
+	for {
+		s.mu.Lock()
+		if !at.Beyond || at.Find == nil || len(s.listeners) == 0 || !AllLoopback(s.addresses) {
+			return
+		}
+		s.mu.Unlock()
 		at.Addresses, at.Find = at.Find(), nil
 	}
 }
 
 // listen begins to listen, unless the server does so where it is to listen.
-// Requires: the lock.
+// Requires: lockFor.
 func (s *Server) listen(at Endpoint) error {
 	if len(s.listeners) > 0 && (!at.Beyond || !AllLoopback(s.addresses) || AllLoopback(at.Addresses)) {
 		return nil
@@ -139,6 +141,7 @@ func (s *Server) listen(at Endpoint) error {
 	}
 	s.listeners, s.addresses = append(s.listeners, listeners...), nil
 	for _, l := range listeners {
+		handshake.WithDescriptor(l, s.descriptors.Opened)
 		a := l.Addr().(*net.TCPAddr).AddrPort()
 		s.addresses, s.port = append(s.addresses, a.Addr().Unmap()), a.Port()
 		go s.accept(l)
@@ -153,6 +156,7 @@ func (s *Server) rest() {
 		return
 	}
 	for _, l := range s.listeners {
+		handshake.WithDescriptor(l, s.descriptors.Closing)
 		_ = l.Close()
 	}
 	s.listeners = nil
@@ -186,7 +190,8 @@ func (s *Server) accept(l net.Listener) {
 			if tcp, ok := c.(*net.TCPConn); ok {
 				_ = tcp.SetKeepAliveConfig(keepAlive)
 			}
-			go s.meet(c, s.stranger(c))
+			h := s.descriptors.hold(c)
+			go s.meet(h, s.stranger(h))
 		}
 	}
 }
@@ -233,7 +238,7 @@ func (s *Server) meet(c net.Conn, e *list.Element) {
 func (s *Server) keyOf(name [spaceBytes]byte) (key [sha256.Size]byte, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if space := s.spaces[name]; space != nil {
+	if space := s.spaces[name]; space != nil && !space.isComplete() {
 		return space.key, true
 	}
 	return key, false

@@ -22,8 +22,9 @@ type space struct {
 	values  map[string][]byte
 	claimed map[string]bool // keys whose values are claimed: they stay when the ranks have left
 	bytes   int
-	changed chan struct{} // closed and replaced by each set
+	changed chan struct{} // closed and replaced by each set, and when all ranks have met
 	left    int           // ranks that have met, and need the space for claims only
+	met     bool          // all ranks have: only claims are answered
 
 	// The server's lock guards these.
 	clients int    // connections
@@ -34,12 +35,24 @@ func newSpace(key [sha256.Size]byte) *space {
 	return &space{key: key, values: map[string][]byte{}, claimed: map[string]bool{}, changed: make(chan struct{})}
 }
 
+// Why a request is refused.
+var (
+	errComplete = errors.New("the group of the unique id is complete: all of its ranks have met")
+	errClaimed  = errors.New("the value of the key was claimed, and stays")
+)
+
 var errSpaceFull = errors.New("the store is full: it holds 64 MiB and 65536 keys of one group")
 
 // set stores value, which the caller gives away.
 func (s *space) set(key string, value []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	switch {
+	case s.met:
+		return errComplete
+	case s.claimed[key]:
+		return errClaimed
+	}
 	return s.put(key, value)
 }
 
@@ -65,9 +78,9 @@ func (s *space) get(keys []string, timeout time.Duration, gone <-chan struct{}) 
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	for {
-		values, changed := s.look(keys)
+		values, changed, err := s.look(keys)
 		if changed == nil {
-			return values, nil
+			return values, err
 		}
 		select {
 		case <-changed:
@@ -79,18 +92,21 @@ func (s *space) get(keys []string, timeout time.Duration, gone <-chan struct{}) 
 	}
 }
 
-// look returns the values of the keys, or a channel that the next set closes if one of them does not exist.
-func (s *space) look(keys []string) (values [][]byte, changed <-chan struct{}) {
+// look returns the values of the keys, or a channel that the next change closes if one of them does not exist.
+func (s *space) look(keys []string) (values [][]byte, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.met {
+		return nil, nil, errComplete
+	}
 	for _, k := range keys {
 		v, ok := s.values[k]
 		if !ok {
-			return nil, s.changed
+			return nil, s.changed, nil
 		}
 		values = append(values, bytes.Clone(v))
 	}
-	return values, nil
+	return values, nil, nil
 }
 
 // claim stores value, which the caller gives away, unless the key has one, and returns the value that the key has then.
@@ -115,6 +131,9 @@ func (s *space) leave(n int) (last bool) {
 	if s.left++; s.left < n {
 		return false
 	}
+	s.met = true
+	close(s.changed) // who waits now is no rank of the group
+	s.changed = make(chan struct{})
 	for key, value := range s.values {
 		if !s.claimed[key] {
 			delete(s.values, key)
@@ -122,4 +141,11 @@ func (s *space) leave(n int) (last bool) {
 		}
 	}
 	return true
+}
+
+// isComplete reports whether all ranks have met.
+func (s *space) isComplete() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.met
 }

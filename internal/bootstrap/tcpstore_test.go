@@ -27,7 +27,7 @@ const soon = 30 * time.Second
 
 func newServer(t *testing.T) *Server {
 	t.Helper()
-	s := NewServer()
+	s := NewServer(Descriptors{})
 	t.Cleanup(s.Close)
 	return s
 }
@@ -41,7 +41,7 @@ func newIDOf(t *testing.T, s *Server) ID {
 
 func dialed(t *testing.T, id ID) *TCPStore {
 	t.Helper()
-	c, err := Dial(t.Context(), id, nil, time.Now().Add(soon), false)
+	c, err := Dial(t.Context(), id, nil, time.Now().Add(soon), nil, Descriptors{})
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return c
@@ -112,18 +112,18 @@ func TestStoreIsClosedToStrangers(t *testing.T) {
 	secret.Secret[0] ^= 1
 	space.Space[0] ^= 1
 	for name, wrong := range map[string]ID{"secret": secret, "key space": space} {
-		_, err := Dial(t.Context(), wrong, nil, time.Now().Add(soon), false)
+		_, err := Dial(t.Context(), wrong, nil, time.Now().Add(soon), nil, Descriptors{})
 		require.ErrorIs(t, err, errRefused, name)
 	}
-	_, err := Dial(t.Context(), id, []byte("a secret of a job"), time.Now().Add(soon), false)
+	_, err := Dial(t.Context(), id, []byte("a secret of a job"), time.Now().Add(soon), nil, Descriptors{})
 	require.ErrorIs(t, err, errRefused)
 	locked, err := s.NewID(local, []byte("a secret of a job"))
 	require.NoError(t, err)
 	for _, job := range [][]byte{nil, {}, []byte("another secret")} {
-		_, err := Dial(t.Context(), locked, job, time.Now().Add(soon), false)
+		_, err := Dial(t.Context(), locked, job, time.Now().Add(soon), nil, Descriptors{})
 		require.ErrorIs(t, err, errRefused, "%q", job)
 	}
-	c, err := Dial(t.Context(), locked, []byte("a secret of a job"), time.Now().Add(soon), false)
+	c, err := Dial(t.Context(), locked, []byte("a secret of a job"), time.Now().Add(soon), nil, Descriptors{})
 	require.NoError(t, err)
 	c.Close()
 	for name, text := range map[string][]byte{
@@ -191,7 +191,7 @@ func TestImpostorIsRefused(t *testing.T) {
 		}
 	}()
 	id := newID(Loopback[:1], l.Addr().(*net.TCPAddr).AddrPort().Port())
-	_, err = Dial(t.Context(), id, nil, time.Now().Add(soon), false)
+	_, err = Dial(t.Context(), id, nil, time.Now().Add(soon), nil, Descriptors{})
 	require.ErrorIs(t, err, errRefused)
 }
 
@@ -235,7 +235,7 @@ func TestFramesThatAreTooLongOrDamaged(t *testing.T) {
 }
 
 func TestSlowClientsAreClosed(t *testing.T) {
-	s := NewServer()
+	s := NewServer(Descriptors{})
 	s.greeting = 20 * time.Millisecond
 	t.Cleanup(s.Close)
 	id := newIDOf(t, s)
@@ -290,7 +290,7 @@ func TestServerThatEnds(t *testing.T) {
 	s.Close()
 	require.ErrorIs(t, <-ended, ErrGone)
 	require.ErrorIs(t, c.Set("k", nil), ErrGone)
-	_, err := Dial(t.Context(), id, nil, time.Now().Add(50*time.Millisecond), false)
+	_, err := Dial(t.Context(), id, nil, time.Now().Add(50*time.Millisecond), nil, Descriptors{})
 	require.ErrorIs(t, err, ErrGone)
 }
 
@@ -303,7 +303,7 @@ func TestServerRestsWhenAllHaveMet(t *testing.T) {
 	errs := make([]error, 4)
 	for rank := range errs {
 		all.Go(func() {
-			c, err := Dial(t.Context(), id, nil, time.Now().Add(soon), false)
+			c, err := Dial(t.Context(), id, nil, time.Now().Add(soon), nil, Descriptors{})
 			if err == nil {
 				_, err = Exchange(c, "p", rank, len(errs), soon, []byte{byte(rank)}, func(int, []byte) error { return nil })
 				err = errors.Join(err, c.Leave(len(errs)))
@@ -328,7 +328,7 @@ func TestIDsThatNobodyUsesAreDropped(t *testing.T) {
 	}
 	spaces, _, _, _ := s.counts()
 	require.Equal(t, maxIdleSpaces+1, spaces)
-	_, err := Dial(t.Context(), first, nil, time.Now().Add(soon), false)
+	_, err := Dial(t.Context(), first, nil, time.Now().Add(soon), nil, Descriptors{})
 	require.ErrorIs(t, err, errRefused)
 	dialed(t, used)
 }
@@ -340,11 +340,11 @@ func TestDerivedIDs(t *testing.T) {
 	d := id.Derive("without 1", id.Addresses, id.Port)
 	require.Equal(t, d, id.Derive("without 1", id.Addresses, id.Port))
 	require.NotEqual(t, d.Secret, id.Derive("without 2", id.Addresses, id.Port).Secret)
-	_, err := Dial(t.Context(), d, nil, time.Now().Add(soon), false)
+	_, err := Dial(t.Context(), d, nil, time.Now().Add(soon), nil, Descriptors{})
 	require.ErrorIs(t, err, errRefused)
 	met := make(chan error, 1)
 	go func() {
-		c, err := Dial(t.Context(), d, nil, time.Now().Add(soon), true)
+		c, err := Dial(t.Context(), d, nil, time.Now().Add(soon), func() error { return nil }, Descriptors{})
 		if err == nil {
 			c.Close()
 		}
@@ -482,7 +482,7 @@ func TestListeningBeyondLoopback(t *testing.T) {
 
 // Addresses are looked for only when a server begins to listen.
 func TestAddressesAreFoundOnce(t *testing.T) {
-	s := NewServer()
+	s := NewServer(Descriptors{})
 	t.Cleanup(s.Close)
 	found := 0
 	at := Endpoint{Find: func() []netip.Addr { found++; return Loopback }}

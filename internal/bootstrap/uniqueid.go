@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"sagecomm/internal/handshake"
 )
@@ -112,6 +113,12 @@ func ParseID(text []byte) (id ID, err error) {
 		return ID{}, errIDChecksum
 	}
 	return id, nil
+}
+
+// CanServe reports whether an id can have these addresses and this port of a server.
+func CanServe(addresses []netip.Addr, port uint16) bool {
+	unusable := func(a netip.Addr) bool { return !usable(a) }
+	return len(addresses) > 0 && len(addresses) <= maxAddresses && port > 0 && !slices.ContainsFunc(addresses, unusable)
 }
 
 // usable reports whether a server can listen at an address that means the same to all processes of a host.

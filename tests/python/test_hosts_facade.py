@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -96,17 +97,51 @@ def test_a_rank_that_is_killed(tmp_path: Path, case: tuple[tuple[int, ...], int]
     in_processes(of_the_job, unique_id, sum(sizes), signal.SIGKILL, environments=on_hosts(sizes), dying=dying)
 
 
-def started_twice(unique_id: bytes, rank: int, size: int) -> None:
-    """The last two ranks are both rank 1."""
+def internet_sockets() -> int:
+    """The number of sockets of this process that are no Unix sockets."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    found += one.family in (socket.AF_INET, socket.AF_INET6)
+        except OSError:  # it is the descriptor of the listing
+            continue
+    return found
+
+
+def forks(unique_id: bytes, rank: int, size: int) -> None:
+    """A forked child keeps no connection of the store of the id, or of links: it would hide the end of its parent."""
+    library = Library()
+    comm = library.communicator(size, unique_id, rank)
+    total(library, comm, size)
+    assert internet_sockets() >= 2  # a link and a claimer, or the server's end of one
+    if (child := os.fork()) == 0:
+        os._exit(min(internet_sockets(), 100))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    total(library, comm, size)
+    library.call("ncclCommDestroy", comm)
+
+
+def test_forked_children() -> None:
+    in_processes(forks, unique_id, 2, environments=on_hosts((1, 1)))
+
+
+def started_twice(folder: str, unique_id: bytes, rank: int, size: int) -> None:
+    """The last two ranks are both rank 1. Their timeouts begin when all processes are there."""
+    library = Library()
+    Path(folder, str(rank)).touch()
+    while len(os.listdir(folder)) < size:
+        time.sleep(0.01)
     with pytest.raises(Error, match="rank 1 was started twice" if rank > 0 else r"not arrived: rank 2\b"):
-        Library().communicator(size, unique_id, min(rank, 1))
+        library.communicator(size, unique_id, min(rank, 1))
 
 
 @pytest.mark.long
-def test_two_ranks_with_one_number() -> None:
+def test_two_ranks_with_one_number(tmp_path: Path) -> None:
     environments = [each | {"SAGECOMM_TIMEOUT": "2"} for each in on_hosts((1, 1, 1))]
     environments[0]["SAGECOMM_TIMEOUT"] = "6"  # its process serves the store
-    in_processes(started_twice, unique_id, 3, environments=environments)
+    in_processes(partial(started_twice, str(tmp_path)), unique_id, 3, environments=environments)
 
 
 def in_namespaces(network: Network, sizes: tuple[int, ...], maker: dict[str, str]) -> list[dict[str, str]]:

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"sagecomm/internal/handshake"
@@ -111,21 +110,12 @@ func NewNode(c Config, listeners []net.Listener) (*Node, error) {
 }
 
 // opened calls Opened for a descriptor that was made.
-func (n *Node) opened(c any) { withDescriptor(c, n.config.Opened) }
+func (n *Node) opened(c any) { handshake.WithDescriptor(c, n.config.Opened) }
 
 // close closes a connection or listener.
 func (n *Node) close(c io.Closer) {
-	withDescriptor(c, n.config.Closing)
+	handshake.WithDescriptor(c, n.config.Closing)
 	_ = c.Close()
-}
-
-// withDescriptor calls do with the descriptor, unless it is closed.
-func withDescriptor(c any, do func(fd uintptr)) {
-	if s, ok := c.(syscall.Conn); ok && do != nil {
-		if raw, err := s.SyscallConn(); err == nil {
-			_ = raw.Control(do)
-		}
-	}
 }
 
 // Close ends all links, without a call of Lost for those that it ends. What was sent goes out first, and what the others send is read to its
