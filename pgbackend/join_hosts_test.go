@@ -247,6 +247,31 @@ func TestWhereRanksOfAnIDListen(t *testing.T) {
 	require.Equal(t, "10.9.9.9", find("10.1.2.9")[0].String())
 }
 
+// What a rank tells of its server is checked before anything is dialed there.
+func TestInvalidServersOfRanks(t *testing.T) {
+	groups := joined(t, 2)
+	for _, spoil := range []func(m *member){
+		func(m *member) { m.Listener = nil },
+		func(m *member) { m.Listener = &listener{Port: 1} },
+		func(m *member) { m.Listener = &listener{Addresses: []netip.Addr{{}}, Port: 1} },
+		func(m *member) { m.Listener = &listener{Addresses: bootstrap.Loopback[:1]} },
+		func(m *member) { m.Listener = &listener{Addresses: make([]netip.Addr, 4), Port: 1} },
+	} {
+		all := make([][]byte, 2)
+		for rank, m := range groups[0].members {
+			if rank == 1 {
+				spoil(&m)
+			}
+			var err error
+			all[rank], err = json.Marshal(m)
+			require.NoError(t, err)
+		}
+		err := (&Group{size: 2, birth: groups[0].birth}).introduce(all)
+		require.ErrorContains(t, err, "rank 1 (pid ")
+		require.ErrorContains(t, err, "no server can be where it says")
+	}
+}
+
 // Settings count for an id that is made where the server listens on loopback already: an error says to set them, and the
 // process may try again.
 func TestIDsBehindOneOnLoopback(t *testing.T) {
