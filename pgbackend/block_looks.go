@@ -2,9 +2,9 @@ package pgbackend
 
 import "slices"
 
-// blockLooks are looks at the blocks of external all_to_alls between this rank and those of other hosts, which no third rank can compare (docs/protocol.md,
-// section 16). A look asks a few ranks, and each next look others, so that a group of hundreds of ranks does not send as many states at
-// once. followRemotes() has one for its group.
+// blockLooks are looks at the blocks of external all_to_alls between this rank and those of other hosts, which no
+// third rank can compare (docs/protocol.md, section 16). A look asks a few ranks, and each next look others, so that
+// a group of hundreds of ranks does not send as many states at once. followRemotes() has one for its group.
 type blockLooks struct {
 	told uint64 // how many all_to_alls this rank had told of when open was filled
 	open []int  // ranks that are to be asked, in that order; no neighbors, which each look asks
@@ -13,9 +13,9 @@ type blockLooks struct {
 // askedInALook bounds how many ranks a look asks beside the neighbors.
 const askedInALook = 8
 
-// next takes the ranks out that the next look asks. New calls put all ranks behind those that are left over. A rank that has told its blocks
-// since it was asked is compared without a question. One that has answered, and has made fewer calls, is not asked again: it asks this one when it makes them.
-// Requires: the group is acquired.
+// next takes the ranks out that the next look asks. New calls put all ranks behind those that are left over. A rank
+// that has told its blocks since it was asked is compared without a question. One that has answered, and has made
+// fewer calls, is not asked again: it asks this one when it makes them. Requires: the group is acquired.
 func (r *blockLooks) next(d diagnosis) (ranks []int) {
 	if told := d.run.BlocksTold(d.rank); told != r.told {
 		r.told = told
@@ -34,8 +34,9 @@ func (r *blockLooks) next(d diagnosis) (ranks []int) {
 	return ranks
 }
 
-// toAsk returns the ranks of other hosts that have told this one the blocks of fewer external all_to_alls, but the neighbors and those that are to be
-// asked already. Of others the driver compares what they have told when it starts an all_to_all. The list begins behind the own rank, so the first ones are not the same for all.
+// toAsk returns the ranks of other hosts that have told this one the blocks of fewer external all_to_alls, but the
+// neighbors and those that are to be asked already. Of others the driver compares what they have told when it starts
+// an all_to_all. The list begins behind the own rank, so the first ones are not the same for all.
 func (g diagnosis) toAsk(already []int, told uint64) (list []int) {
 	skip := make([]bool, g.size)
 	for _, rank := range slices.Concat(already, g.neighbors()) {
@@ -49,8 +50,9 @@ func (g diagnosis) toAsk(already []int, told uint64) (list []int) {
 	return list
 }
 
-// look compares the calls of this rank with those of the neighbors and of some other ranks. It reports whether a neighbor has not answered, and
-// whether ranks answer that are still to be asked. Requires: the group is acquired, and a vendor's library carries the calls out.
+// look compares the calls of this rank with those of the neighbors and of some other ranks. It reports whether a
+// neighbor has not answered, and whether ranks answer that are still to be asked. Requires: the group is acquired,
+// and a vendor's library carries the calls out.
 func (r *blockLooks) look(d diagnosis) (neighborMissing, more bool) {
 	neighbors, some := d.neighbors(), r.next(d)
 	answered := len(some)

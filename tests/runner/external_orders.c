@@ -123,7 +123,7 @@ static void done_behind_the_look(rank *r, void *arg) {
   external *e = new_externals(1);
   scr_group *g = r->beside->group;
   scr_run *culprit = NULL;
-  if (r->rank == 1) meet(); /* rank 0 calls and drives first, and finds nothing */
+  if (r->rank == 1) meet();                 /* rank 0 calls and drives first, and finds nothing */
   while (!scr_drive_lock(g)) sched_yield(); /* nobody else looks */
   issue(r, &e[0], r->rank == 0 ? SAGECOMM_ALL_REDUCE : SAGECOMM_BARRIER);
   CHECK(scr_drive(g, NULL, 0, &culprit) == SCR_BLOCKED);
