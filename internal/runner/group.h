@@ -37,9 +37,7 @@ typedef struct scr_peer {
   unsigned char *large;          /* its large slots; NULL until this process has read their offset, or made its own */
   uint64_t consumed_seen[2];     /* lower bounds of its consumed tickets: small slots, large slots */
   uint64_t recorded_seen;        /* lower bound of its last recorded call; see gate.c. Drive lock. */
-  uint64_t agreed;     /* the last call of which this rank's record and its own are known to agree. Drive lock. */
-  uint64_t split_hash; /* of the blocks between the two ranks in external all_to_alls so far. Drive lock. */
-  uint64_t fits;       /* up to which of these nothing is left to compare. Drive lock. */
+  uint64_t agreed; /* the last call of which this rank's record and its own are known to agree. Drive lock. */
   const scr_flight_area *flight; /* its flight recorder; NULL where it has none or this process cannot read it */
   uint32_t flight_entries;
   bool flight_stacks;
@@ -47,6 +45,8 @@ typedef struct scr_peer {
   /* Not 0: its shared blocks are shadows (docs/protocol.md, section 16). A thread that publishes for it, or waits for it, moves
    * the bytes; this is the number for scr_go. */
   uint64_t pair;
+  uint64_t split_hash; /* of the blocks between the two ranks in external all_to_alls so far. Drive lock. */
+  uint64_t fits;       /* up to which of these nothing is left to compare. Drive lock. */
 } scr_peer;
 
 /* Whether `bytes` at `offset` lie inside the peer's arena and `offset` is aligned to SCR_LINE. The peer wrote the
@@ -166,9 +166,9 @@ struct scr_group {
     unsigned char *scratch; /* for sendrecv plans, of which one runs at a time */
     uint64_t scratch_bytes;
     scr_run *external_head, *external_tail; /* external runs that have started; see gate.c */
-    uint64_t splits;                        /* external all_to_alls so far */
     uint64_t *fast_offsets;
-    scr_run fast; /* the run of the fast path */
+    scr_run fast;    /* the run of the fast path */
+    uint64_t splits; /* external all_to_alls so far */
   } coll;
 
   alignas(SCR_LINE) _Atomic uint32_t

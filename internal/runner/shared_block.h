@@ -160,7 +160,7 @@ typedef struct scr_shared_block {
   alignas(SCR_LINE) _Atomic uint64_t consumed0; /* tickets of the small slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t consumed1; /* tickets of the large slots consumed */
   alignas(SCR_LINE) _Atomic uint64_t reached; /* device lane: the last collective whose input was ready on this rank */
-  alignas(SCR_LINE) _Atomic uint64_t splits;  /* device lane: how many external all_to_alls the owner has told of */
+  _Atomic uint64_t splits;                    /* device lane: how many external all_to_alls the owner has told of */
   scr_sleeper collective;
   scr_sleeper p2p;
   /* Host lane, of rank 0, or of each rank where the ranks share no memory: 1 + the rank whose record is the first cause. */
