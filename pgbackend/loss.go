@@ -155,8 +155,8 @@ func (g *Group) bereaved(err error) error {
 }
 
 // lost returns the failure that ends this rank's waits for others while the group is made: a rank has died, here or as a
-// rank of the parent, or a link is lost. It returns nil if there is none. What the store has told takes precedence: a rank that is lost may have
-// given the group up for that, and ended.
+// rank of the parent, or a link is lost. It returns nil if there is none. What the store has told takes precedence: a
+// rank that is lost may have given the group up for that, and ended.
 // Requires: the caller is the goroutine of the rendezvous.
 func (g *Group) lost() error {
 	if told := g.news.explained; told != nil {
