@@ -37,8 +37,8 @@ func (unjoined) State() (bool, error) { return false, errRemote }
 func (unjoined) Abort() bool          { return true }
 
 // joinBeside makes rank 0's side of a communicator whose library fails. Rank 1 has told that it has joined, and has died behind that if dies is
-// not 0: the group is down so long later. It returns the error, the reasons with which the group has settled, if it has, and how long that took.
-func joinBeside(method Method, timeout, dies time.Duration) (err error, settled []string, took time.Duration) {
+// not 0: the group is down so long later. It returns the reasons with which the group has settled, if it has, how long that took, and the error.
+func joinBeside(method Method, timeout, dies time.Duration) (settled []string, took time.Duration, err error) {
 	var e *Engine
 	group := alone
 	group.Run, group.Size, group.ReportWait = new(runner.Group), 2, 200*time.Millisecond
@@ -66,7 +66,7 @@ func joinBeside(method Method, timeout, dies time.Duration) (err error, settled 
 	m := &making{done: make(chan struct{})}
 	c := &communicator{engine: e, ended: make(chan struct{}), stop: make(chan struct{}), current: func(f func() error) error { return f() }}
 	e.make(m, c, coll.Device{}, Seat{}, false)
-	return m.err, settled, time.Since(began)
+	return settled, time.Since(began), m.err
 }
 
 // A library may notice that a rank has died in a join before this process does, and that rank may have told by then that it has joined. The death
@@ -76,19 +76,19 @@ func TestAnErrorInAJoinWaitsForADeath(t *testing.T) {
 	for name, method := range map[string]Method{"in the call": Calls(failsToJoin{why: errRemote}), "behind the call": Calls(failsToJoin{})} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				err, settled, took := joinBeside(method, time.Minute, 150*time.Millisecond)
+				settled, took, err := joinBeside(method, time.Minute, 150*time.Millisecond)
 				require.ErrorIs(t, err, errDied)
 				require.Nil(t, settled)
 				require.Equal(t, 150*time.Millisecond, took)
 			})
 			synctest.Test(t, func(t *testing.T) {
-				err, settled, took := joinBeside(method, time.Minute, 0)
+				settled, took, err := joinBeside(method, time.Minute, 0)
 				require.EqualError(t, err, "without the library")
 				require.Equal(t, []string{errRemote.Error(), ""}, settled)
 				require.Equal(t, 200*time.Millisecond, took)
 			})
 			synctest.Test(t, func(t *testing.T) { // the peers' exchange has the timeout of the group
-				_, settled, took := joinBeside(method, timeoutMargin+50*time.Millisecond, 0)
+				settled, took, _ := joinBeside(method, timeoutMargin+50*time.Millisecond, 0)
 				require.Equal(t, []string{errRemote.Error(), ""}, settled)
 				require.Equal(t, 50*time.Millisecond, took)
 			})
@@ -104,7 +104,7 @@ func TestReasonsOfAJoinThatWaitForNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, settled, took := joinBeside(method, time.Minute, 0)
+				settled, took, _ := joinBeside(method, time.Minute, 0)
 				require.NotEmpty(t, settled[0])
 				require.Zero(t, took)
 			})
