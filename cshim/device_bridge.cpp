@@ -72,7 +72,7 @@ int32_t DeviceWork::call(void* ctx, char* why, size_t n, F&& f) noexcept {
       std::snprintf(why, n, "%s", "no memory for the reason");
     }
   }
-  why[std::strcspn(why, "\n")] = '\0'; // torch's texts have advice in further lines
+  std::replace(why, why + std::strlen(why), '\n', ' '); // an error has one line
   return -1;
 }
 

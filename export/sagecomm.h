@@ -606,7 +606,8 @@ typedef struct sagecomm_api {
    * "engines": [{"engine", "chosen", "forced", "why"}], the most preferred one first, and "device_links": [{"class",
    * "nvlinks", "pairs", "latency", "gb_per_s"}], the closest first, what the ranks know of links between their devices.
    * "carrier" is the engine that carries out this operation, of the type and reduction with the names "dtype" (float32)
-   * and "reduce" (SUM), and "carrier_why" says why it is not "engine". With "device", "op" may be send or recv, which have
+   * and "reduce" (SUM), and "carrier_why" says why it is not "engine"; of AVG and PREMUL_SUM it supposes that the
+   * frameworks of all ranks have the kernels for it (sagecomm_bridge). With "device", "op" may be send or recv, which have
    * no candidates. With "overlap" the question is
    * also in how many slices a computation of so many seconds, which has at most so many parts and keeps so many threads
    * of each rank busy (0: a device computes), and the collective hide each other best:

@@ -274,3 +274,13 @@ func TestExplain(t *testing.T) {
 		}
 	}
 }
+
+// HCCL and CNCL have no AVG: of floats it is a SUM beside torch's kernels.
+func TestCarriersOfAverages(t *testing.T) {
+	for _, name := range []string{"hccl", "cncl"} {
+		for of, want := range map[coll.DataType]string{coll.Float32: name, coll.Int32: stagedEngine} {
+			carrier, _ := carrierOf(name, coll.Op{Kind: coll.AllReduce, Type: of, Reduce: coll.Avg})
+			require.Equal(t, want, carrier, "%s, %v", name, of)
+		}
+	}
+}

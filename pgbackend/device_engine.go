@@ -104,7 +104,7 @@ func vendorLibrary[L vendor.Library](of string, library func() (L, error)) regis
 
 // collectivesOf returns what a method carries out: it leaves p2p operations to staged.
 func collectivesOf(m vendor.Method) func(op coll.Op) bool {
-	return func(op coll.Op) bool { return op.Kind.Collective() && m.Supports(op) }
+	return func(op coll.Op) bool { return op.Kind.Collective() && vendor.Carries(m, op) }
 }
 
 // deviceTransports returns the transports of the engines that have one of their own. Of a vendor's library it is "library", which alone

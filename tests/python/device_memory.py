@@ -90,7 +90,7 @@ def mapped(inodes: Sequence[int]) -> int:
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, _, _, _, inode = line.split(maxsplit=5)[:5]
-        if int(inode) in inodes:
+        if "/memfd:" in line and int(inode) in inodes:
             begin, end = (int(address, 16) for address in addresses.split("-"))
             total += end - begin
     return total

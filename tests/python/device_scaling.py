@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 import reference as ref
 from device_each import averages, factors
-from device_failures import meet
+from device_failures import hurry, meet
 from device_programs import accelerator, mine
 from device_waits import until
 
@@ -197,6 +197,8 @@ def a_product_is_kept(late: str, calls: str) -> None:
         meet("the kernel has come")
         return
     assert ctypes.CDLL(str(build.OUTPUT / "libemulator.so")).emulator_plan(b"HcclReduce@1=late#4@1") == 0
+    until(lambda: "HcclReduce " in Path(calls).read_text())  # of rank 1, which waits in it for this rank
+    hurry(None)
     with pytest.raises(RuntimeError):
         dist.reduce(x, 0, _make_nccl_premul_sum(0.5))
     torch.get_device_module().empty_cache()

@@ -30,6 +30,13 @@ func asSum(op coll.Op) (coll.Op, bool) {
 	return op, true
 }
 
+// Carries reports whether communicators of a method carry out such operations where the frameworks of all ranks multiply
+// and divide.
+func Carries(m Method, op coll.Op) bool {
+	sum, ok := asSum(op)
+	return m.Supports(op) || ok && m.Supports(sum)
+}
+
 // carries reports whether the communicator carries out such operations. The result is the same on all ranks.
 func (c *communicator) carries(op coll.Op) bool {
 	return c.engine.method.Supports(op) || c.isScaled(op)
