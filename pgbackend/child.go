@@ -246,7 +246,7 @@ func (c Child) config(members []int, timeout time.Duration, cut map[int]bool) Co
 type kin struct {
 	parent  *Group
 	members []int        // ranks of the parent, by rank of the new group
-	cut     map[int]bool // ranks of the parent whose links were lost before the call: they may be reached anew
+	cut     map[int]bool // of a shrink: ranks of the parent whose links were lost before the call, which may be reached anew
 }
 
 // lostElsewhere returns the ranks of other hosts that the group has lost.
@@ -266,8 +266,12 @@ func (k *kin) lost(name string) error {
 	if k == nil {
 		return nil
 	}
+	told := -1 // of many processes not every two watch each other: the others have the cause of the parent
+	if f := k.parent.cause.Load(); k.cut == nil && f != nil && f.Status == coll.PeerFailure && f.Rank != k.parent.rank {
+		told = f.Rank
+	}
 	for rank, there := range k.members {
-		if k.cut[there] || !k.parent.life.hasDied(there) {
+		if there != told && (k.cut[there] || !k.parent.life.hasDied(there)) {
 			continue
 		}
 		how := "died while the group was made; look at its log for the reason, then restart the job"

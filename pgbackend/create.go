@@ -141,15 +141,16 @@ func (c *Config) epochs() bootstrap.Epochs {
 
 // refuse tells the other ranks why this one, whose settings are wrong, does not meet them. It returns why.
 func (c *Config) refuse(why error) error {
-	epochs := c.epochs()
+	epochs, restarted := c.epochs(), false
 	for least := firstEpoch(runner.Environ()); ; {
-		epoch, _, err := epochs.Next(least)
+		epoch, other, err := epochs.Next(least)
 		if err != nil {
 			return why // the store is gone
 		}
+		restarted = restarted || other != ""
 		(&Group{rank: c.Rank, size: c.Size, keys: keysOf(epoch)}).abandon(c.Store, why)
 		ahead := epochs.Ahead(epoch, c.Size)
-		if ahead == nil {
+		if ahead == nil || !restarted { // else others that were told go on to another group
 			return why
 		}
 		least = ahead.Epoch

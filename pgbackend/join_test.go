@@ -309,21 +309,28 @@ func lostBefore(t *testing.T, groups []*Group, end func(), how string) {
 	t.Helper()
 	errs := make([]error, len(groups))
 	var all sync.WaitGroup
+	told := make(chan struct{})
 	for rank, g := range groups {
 		all.Go(func() {
 			if rank != 1 {
 				_, errs[rank] = Get().Split(children([]*Group{g}, func(int) Child { return Child{} }))
 				return
 			}
+			defer close(told)
 			for _, purpose := range []string{"split", "ids of the groups of a split"} {
 				if _, f := g.exchange(topicMembers, purpose, []byte("{}"), opTimeout); f != nil {
 					errs[rank] = f
 					return
 				}
 			}
-			end()
 		})
 	}
+	<-told
+	taken := func(g *Group) uint64 { return g.control[topicMembers].taken.Load() }
+	require.Eventually(t, func() bool {
+		return !slices.ContainsFunc(groups, func(g *Group) bool { return taken(g) < taken(groups[1]) })
+	}, opTimeout, time.Millisecond) // a rank that has taken the last round does not look whether the group has ended
+	end()
 	all.Wait()
 	for rank, err := range errs {
 		if rank == 1 {

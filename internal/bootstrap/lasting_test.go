@@ -228,7 +228,7 @@ func TestClaimersAreTriedAgain(t *testing.T) {
 	defer front.Close()
 	back := store.server.String()
 	store.server = front.Addr().(*net.TCPAddr).AddrPort()
-	const ended = 7
+	const ended = 2
 	go func() {
 		for n := 0; ; n++ {
 			c, err := front.Accept()
