@@ -314,7 +314,7 @@ func TestIDsBehindOneOnLoopback(t *testing.T) {
 // anew to ranks that were lost before.
 func TestLossBeforeAChildHasMet(t *testing.T) {
 	w := joinedOnHosts(t, "012", nil)
-	lostBefore(t, w.groups, func() { cutOff(w, 1) }, "was lost while the group was made")
+	lostBefore(t, w.groups, 1, func() { cutOff(w, 1) }, "was lost while the group was made")
 	w = joinedOnHosts(t, "01", nil)
 	w.groups[0].links.pairs[1].Link.Break(errors.New("cut for the test"))
 	for rank, g := range w.groups {
@@ -485,4 +485,14 @@ func TestEndsOfGroupsAtAnID(t *testing.T) {
 	w.each(func(g *Group) error { return asError(sum(g, 10)) })
 	require.NoError(t, w.groups[0].Destroy())
 	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group after collective #1"))
+}
+
+// Of many processes not every two watch each other: the others have the death from the parent's first cause.
+func TestLossOfARankThatIsNotWatchedBeforeAChildHasMet(t *testing.T) {
+	real := allWatch
+	allWatch = 2
+	defer func() { allWatch = real }()
+	w := joinedOnHosts(t, "012345", nil)
+	require.False(t, w.groups[0].links.watched(0, 3))
+	lostBefore(t, w.groups, 3, func() { cutOff(w, 3) }, "was lost while the group was made")
 }

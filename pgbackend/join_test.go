@@ -303,16 +303,16 @@ func TestFinishBesideQuestions(t *testing.T) {
 	}
 }
 
-// lostBefore splits groups. Rank 1 does what a process does that ends when all know where they meet. The others hear of
+// lostBefore splits groups. The rank lost does what a process does that ends when all know where they meet. The others hear of
 // that from the parent.
-func lostBefore(t *testing.T, groups []*Group, end func(), how string) {
+func lostBefore(t *testing.T, groups []*Group, lost int, end func(), how string) {
 	t.Helper()
 	errs := make([]error, len(groups))
 	var all sync.WaitGroup
 	told := make(chan struct{})
 	for rank, g := range groups {
 		all.Go(func() {
-			if rank != 1 {
+			if rank != lost {
 				_, errs[rank] = Get().Split(children([]*Group{g}, func(int) Child { return Child{} }))
 				return
 			}
@@ -328,20 +328,20 @@ func lostBefore(t *testing.T, groups []*Group, end func(), how string) {
 	<-told
 	taken := func(g *Group) uint64 { return g.control[topicMembers].taken.Load() }
 	require.Eventually(t, func() bool {
-		return !slices.ContainsFunc(groups, func(g *Group) bool { return taken(g) < taken(groups[1]) })
+		return !slices.ContainsFunc(groups, func(g *Group) bool { return taken(g) < taken(groups[lost]) })
 	}, opTimeout, time.Millisecond) // a rank that has taken the last round does not look whether the group has ended
 	end()
 	all.Wait()
 	for rank, err := range errs {
-		if rank == 1 {
+		if rank == lost {
 			require.NoError(t, err)
 			continue
 		}
 		var f *coll.Failure
 		require.ErrorAs(t, err, &f)
 		require.Equal(t, coll.PeerFailure, f.Status)
-		require.Equal(t, 1, f.Rank)
-		require.ErrorContains(t, err, `group "child": Connection closed by peer: rank 1, which is rank 1 (host `)
+		require.Equal(t, lost, f.Rank)
+		require.ErrorContains(t, err, fmt.Sprintf(`group "child": Connection closed by peer: rank %d, which is rank %d (host `, lost, lost))
 		require.ErrorContains(t, err, `in group "joined", `+how)
 	}
 }
@@ -349,7 +349,7 @@ func lostBefore(t *testing.T, groups []*Group, end func(), how string) {
 // A parent knows of a death before the ranks of its child have met.
 func TestDeathBeforeAChildHasMet(t *testing.T) {
 	groups := joined(t, 3)
-	lostBefore(t, groups, func() {
+	lostBefore(t, groups, 1, func() {
 		groups[0].peerDied(1)
 		groups[2].peerDied(1)
 	}, "died while the group was made")
