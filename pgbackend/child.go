@@ -266,12 +266,8 @@ func (k *kin) lost(name string) error {
 	if k == nil {
 		return nil
 	}
-	told := -1 // of many processes not every two watch each other: the others have the cause of the parent
-	if f := k.parent.cause.Load(); k.cut == nil && f != nil && f.Status == coll.PeerFailure && f.Rank != k.parent.rank {
-		told = f.Rank
-	}
 	for rank, there := range k.members {
-		if there != told && (k.cut[there] || !k.parent.life.hasDied(there)) {
+		if k.cut[there] || !k.parent.life.hasDied(there) {
 			continue
 		}
 		how := "died while the group was made; look at its log for the reason, then restart the job"

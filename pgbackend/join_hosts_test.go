@@ -487,7 +487,7 @@ func TestEndsOfGroupsAtAnID(t *testing.T) {
 	require.NoError(t, expect(sum(w.groups[1], 10), coll.PeerFailure, "rank 0", "has left the group after collective #1"))
 }
 
-// Of many processes not every two watch each other: the others have the death from the parent's first cause.
+// Of many processes not every two watch each other, but a split makes all links: all ranks notice the loss.
 func TestLossOfARankThatIsNotWatchedBeforeAChildHasMet(t *testing.T) {
 	real := allWatch
 	allWatch = 2
