@@ -10,17 +10,18 @@ import pytest
 
 TOOL = Path(__file__).parents[2] / "tools" / "rerun-failed"
 
-# Prints the output of a first `go test`, and that of a second run, which has -run among its arguments.
+# Prints the output of a first `go test`, and that of a second run, which has -count=1 among its arguments.
 GO = """
 import sys
 first, again = {outputs!r}
-text, status = again if "-run" in sys.argv else first
+text, status = again if "-count=1" in sys.argv else first
 print(text)
 sys.exit(status)
 """
 
 FAILS = "--- FAIL: TestA (0.00s)\n    a_test.go:3: no\n"
 ENDS = "FAIL\nFAIL\tsagecomm/a\t0.1s\nFAIL"
+DETECTOR = 'ThreadSanitizer: CHECK failed: tsan_rtl.cpp:346 "x" (0x0, 0x0) (tid=9625)\n'
 PASSES = ("ok  \tsagecomm/a\t0.1s", 0)
 
 
@@ -38,6 +39,10 @@ PASSES = ("ok  \tsagecomm/a\t0.1s", 0)
         (FAILS + "fatal error: all goroutines are asleep\n" + ENDS, PASSES, 1, ""),
         ("WARNING: DATA RACE\n" + FAILS + ENDS, PASSES, 1, ""),
         ("# sagecomm/a\na.go:1:1: expected 'package'\nFAIL\tsagecomm/a [build failed]\nFAIL", PASSES, 1, ""),
+        # The race detector fails itself: the whole package runs again, but not behind a race.
+        (DETECTOR + "FAIL\tsagecomm/a\t0.1s\nFAIL", PASSES, 0, "flaky: sagecomm/a the whole package"),
+        (DETECTOR + "FAIL\tsagecomm/a\t0.1s\nFAIL", (FAILS + ENDS, 1), 1, "rerun: sagecomm/a the whole package"),
+        ("WARNING: DATA RACE\n" + DETECTOR + "FAIL\tsagecomm/a\t0.1s\nFAIL", PASSES, 1, ""),
         # One package fails by a test, the other one crashes.
         (f"{FAILS}{ENDS[:-5]}\nFAIL\tsagecomm/b\t0.1s\nFAIL", PASSES, 1, ""),
     ],
