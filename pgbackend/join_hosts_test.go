@@ -23,13 +23,13 @@ import (
 
 // In these tests ranks on several hosts meet at a unique id (hosts_test.go says how ranks get hosts of their own).
 
-// joinsOnHosts are ranks that join at an id.
+// joinsOnHosts are ranks that join at an id, which is made with the same options, such as the secret of the job.
 func joinsOnHosts(t *testing.T, hosts string, more options) []Join {
 	t.Helper()
 	eachAProcess(t)
-	id, err := Get().UniqueID()
+	id, err := Get().newID(more, nil)
 	require.NoError(t, err)
-	list := joins(id, len(hosts), opTimeout)
+	list := joins(id.Encode(), len(hosts), opTimeout)
 	for rank := range list {
 		list[rank].Options = onHosts(hosts)(rank)
 		maps.Copy(list[rank].Options, more)
@@ -348,16 +348,7 @@ func TestWarningOfPlainLinksAtAnID(t *testing.T) {
 	for i, secret := range []string{"", "0123456789abcdef"} {
 		Get().networks.warned = sync.Once{}
 		more := options{"advertise": "10.77.0.1", "secret": secret}
-		list := joinsOnHosts(t, "01", more)
-		if secret != "" {
-			id, err := Get().newID(more, nil)
-			require.NoError(t, err)
-			text := id.Encode()
-			for rank := range list {
-				list[rank].ID = text[:]
-			}
-		}
-		groups, err := Get().Join(list)
+		groups, err := Get().Join(joinsOnHosts(t, "01", more))
 		require.NoError(t, err)
 		destroyAll(groups)
 		require.Len(t, warned, i+1)
@@ -444,14 +435,7 @@ func TestDestroyAtAnIDWaitsForPeers(t *testing.T) {
 func TestShrinkWithoutTheFileOfTheSecret(t *testing.T) {
 	path := writeSecret(t, "0123456789abcdef")
 	more := options{"secret_file": path}
-	list := joinsOnHosts(t, "012", more)
-	id, err := Get().newID(more, nil)
-	require.NoError(t, err)
-	text := id.Encode()
-	for rank := range list {
-		list[rank].ID = text[:]
-	}
-	groups, err := Get().Join(list)
+	groups, err := Get().Join(joinsOnHosts(t, "012", more))
 	require.NoError(t, err)
 	defer destroyAll(groups)
 	require.NoError(t, os.Remove(path))
