@@ -114,10 +114,12 @@ $(zig)/.ready: $(root)/requirements-arm64.txt $(venv)/.ready
 cuda12 := $(root)/build/cuda12
 with_cuda12 = cd $(root) && CUDA_INCLUDE=$(cuda12)/nvidia/cuda_runtime/include
 .PHONY: core-cuda12
-core-cuda12: $(cuda12)/.ready ## check and build the core with the headers of CUDA 12 into build/cuda12
+core-cuda12: $(cuda12)/libsagecomm.so ## check and build the core with the headers of CUDA 12 into build/cuda12
+
+$(cuda12)/libsagecomm.so: $(core_sources) $(cuda12)/.ready | compilers
 	$(with_cuda12) $(go) vet ./internal/device/cuda ./internal/lazylink
-	$(with_cuda12) WITHOUT_TESTING=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $(cuda12)/libsagecomm.so ./export
-	$(call needs_no_vendor,$(cuda12)/libsagecomm.so)
+	$(with_cuda12) WITHOUT_TESTING=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $@ ./export
+	$(call needs_no_vendor,$@)
 
 $(cuda12)/.ready: $(root)/requirements-cuda12.txt $(venv)/.ready
 	@rm -rf $(cuda12)/nvidia*
