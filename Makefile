@@ -89,6 +89,9 @@ $(facades): $(root)/torch_ext/sagecomm/lib/libsagecomm_%.so: $$(call facade_sour
 	$${CC:-gcc} $(call facade_flags,$*) -o $@.new -ldl
 	@mv $@.new $@
 
+# Fails for a library that lacks functions of a vendor's, so that it could not be loaded without that vendor's libraries.
+needs_no_vendor = @! grep -E ' UND (cu[A-Z]|nvml|nccl|acl[a-z]*[A-Z]|Hccl|cnrt|cncl|cndev|dcmi)' <<<"$$(readelf -W --dyn-syms $(1))"
+
 # Cross-compiled, so it is not loaded. The Python package of a C compiler for all targets comes along: about 90 MB.
 zig := $(root)/build/zig
 arm64 := $(root)/build/arm64/libsagecomm.so
@@ -100,10 +103,28 @@ core-arm64: $(zig)/.ready ## build the core and the libraries over it for arm64 
 	$(root)/tools/arm64-cc $(call facade_flags,hccl) -o $(dir $(arm64))libsagecomm_hccl.so -ldl
 	@grep -q AArch64 <<<"$$(readelf -h $(arm64))"
 	@! grep NEEDED <<<"$$(readelf -d $(arm64))" | grep -vE '\[(lib(c|dl|m|pthread)|ld-linux.*)\.so'
-	@! grep -E ' UND (cu[A-Z]|nvml|nccl|acl[a-z]*[A-Z]|Hccl|cnrt|cncl|cndev|dcmi)' <<<"$$(readelf -W --dyn-syms $(arm64))"
+	$(call needs_no_vendor,$(arm64))
 
 $(zig)/.ready: $(root)/requirements-arm64.txt $(venv)/.ready
 	$(py) -m pip install --quiet --disable-pip-version-check --upgrade --target $(zig) -r $(root)/requirements-arm64.txt
+	@touch $@
+
+# With the cuda.h of the oldest CUDA that the core is for: beside other headers functions have other names and parameters. The package of
+# 3.5 MB comes along, of which the headers are kept.
+cuda12 := $(root)/build/cuda12
+with_cuda12 = cd $(root) && CUDA_INCLUDE=$(cuda12)/nvidia/cuda_runtime/include
+.PHONY: core-cuda12
+core-cuda12: $(cuda12)/libsagecomm.so ## check and build the core with the headers of CUDA 12 into build/cuda12
+
+$(cuda12)/libsagecomm.so: $(core_sources) $(cuda12)/.ready | compilers
+	$(with_cuda12) $(go) vet ./internal/device/cuda ./internal/lazylink
+	$(with_cuda12) WITHOUT_TESTING=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $@ ./export
+	$(call needs_no_vendor,$@)
+
+$(cuda12)/.ready: $(root)/requirements-cuda12.txt $(venv)/.ready
+	@rm -rf $(cuda12)/nvidia*
+	$(py) -m pip install --quiet --disable-pip-version-check --no-deps --target $(cuda12) -r $(root)/requirements-cuda12.txt
+	@rm -rf $(cuda12)/nvidia/cuda_runtime/lib
 	@touch $@
 
 # shim_build.py finds out itself what is out of date, also when torch's version changes.

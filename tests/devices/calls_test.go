@@ -15,8 +15,8 @@ import (
 )
 
 // recording compares the calls of a vendor's functions with the vendors' documentation. An expected call is the name of the function
-// and its arguments, each of which is a number, "*" for the address of an output, or a name of vars. "->" stands before what a call gives back. A
-// name is bound where it stands behind "?", and where a call gives it back for the first time.
+// and its arguments, each of which is a number, "*" for the address of an output, or a name of vars. "->" stands before what a call gives back, "text"
+// before what a text has to be. A name is bound where it stands behind "?", and where a call gives it back for the first time.
 type recording struct {
 	t    *testing.T
 	path string
@@ -27,7 +27,7 @@ type recording struct {
 func (r *recording) calls() []string {
 	text, err := os.ReadFile(r.path)
 	require.NoError(r.t, err)
-	list := strings.Split(strings.TrimSpace(string(text[r.read:])), "\n")
+	list := strings.FieldsFunc(string(text[r.read:]), func(c rune) bool { return c == '\n' })
 	r.read = len(text)
 	return list
 }
@@ -37,6 +37,9 @@ func (r *recording) fits(call, expected string) bool {
 	got, want := strings.Fields(call), strings.Fields(expected)
 	if len(got) != len(want) || len(got) == 0 || got[0] != want[0] {
 		return false
+	}
+	if got[0] == "text" {
+		return got[1] == want[1]
 	}
 	for i := 1; i < len(got); i++ {
 		if !r.argumentFits(got[i], want[i], want[0] == "->") {

@@ -41,21 +41,27 @@ var builtDriver = sync.OnceValues(func() (bool, error) {
 	return true, err
 })
 
+// driverAlone returns a folder with the emulated driver, nothing in the processes of a test.
+func driverAlone(t *testing.T) string {
+	t.Helper()
+	if os.Getenv(insideVariable) != "" {
+		return ""
+	}
+	at := folder(t)
+	there, err := builtDriver()
+	require.NoError(t, err)
+	if !there {
+		t.Skip("the emulated driver is built with NVIDIA's headers, which torch's builds for CUDA bring")
+	}
+	libraries := t.TempDir()
+	require.NoError(t, os.Symlink(filepath.Join(at, "libcuda.so.1"), filepath.Join(libraries, "libcuda.so.1")))
+	return libraries
+}
+
 // onCUDA runs a part of a test in a process with the emulated driver.
 func onCUDA(t *testing.T, variables []string, body func(t *testing.T, d *cudaBed)) {
 	t.Helper()
-	libraries := ""
-	if os.Getenv(insideVariable) == "" {
-		at := folder(t)
-		there, err := builtDriver()
-		require.NoError(t, err)
-		if !there {
-			t.Skip("the emulated driver is built with NVIDIA's headers, which torch's builds for CUDA bring")
-		}
-		libraries = t.TempDir()
-		require.NoError(t, os.Symlink(filepath.Join(at, "libcuda.so.1"), filepath.Join(libraries, "libcuda.so.1")))
-	}
-	isolated(t, libraries, variables, func(t *testing.T) { body(t, newCUDABed(t)) })
+	isolated(t, driverAlone(t), variables, func(t *testing.T) { body(t, newCUDABed(t)) })
 }
 
 // cudaBed is a device with two streams, memory of the device, and as much pinned memory.

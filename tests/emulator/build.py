@@ -122,7 +122,7 @@ def fake_cuda() -> list[Library]:
         Library(
             "cuda",
             "libcuda.so.1",
-            [*sources("cuda"), *sources("ptx")],
+            [*sources("cuda"), *sources("ptx"), *sources("skin")],
             needs=["emulator"],
             flags=cuda,
             generate=stubs(r"cu[A-Z]", "fake_cuda_unsupported"),
@@ -182,8 +182,10 @@ def libraries() -> dict[str, Library]:
         ),
         # The management library of NVIDIA's driver, and that of a driver without NVLink. Each lies alone in a folder,
         # so that LD_LIBRARY_PATH brings no other library.
-        Library("nvml", "nvml/libnvidia-ml.so.1", sources("nvml")),
-        Library("nvml_without_nvlink", "nvml_without_nvlink/libnvidia-ml.so.1", sources("nvml"), flags=["-DNO_NVLINK"]),
+        *(
+            Library(name, f"{name}/libnvidia-ml.so.1", [*sources("nvml"), *sources("skin")], flags=flags)
+            for name, flags in (("nvml", []), ("nvml_without_nvlink", ["-DNO_NVLINK"]))
+        ),
         # The management library of Huawei's NPU driver.
         Library("dcmi", "dcmi/libdcmi.so", sources("dcmi")),
         # The management library of Cambricon's driver, in two generations of its interface.

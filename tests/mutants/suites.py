@@ -71,6 +71,7 @@ GO = {
     ],
     "graphs": ["./internal/engine/vendor", "-run", "Lingers"],
     "late": ["./tests/devices", "-run", "TestKernelsThatComeLate"],
+    "arguments": ["./tests/devices", "-run", "TestArgumentsOfCUDA"],
     "connections": ["./tests/devices", "-run", "TestQueuesOfRecvs"],
     "parts": ["./pgbackend", "-run", "CoalescedCall|EarlyCalls"],
     "endings": ["./internal/engine/cuda", "-run", "Told|Release|Departed|Died"],

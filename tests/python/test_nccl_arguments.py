@@ -70,7 +70,8 @@ def test_arguments(cuda_bed: CudaBed, tmp_path: Path) -> None:
     ]
     for rank, (child, file) in enumerate(zip(children, files, strict=True)):
         at = child.result()
-        calls = [(name, *map(int, numbers)) for name, *numbers in map(str.split, file.read_text().splitlines())]
+        lines = [line.split() for line in file.read_text().splitlines() if line.startswith("nccl")]
+        calls = [(name, *map(int, numbers)) for name, *numbers in lines]
         operations = [call for call in calls if len(call) == 9]
         (communicator,) = {call[7] for call in operations}
         (_stream,) = {call[8] for call in operations}

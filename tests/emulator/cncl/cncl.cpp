@@ -179,7 +179,9 @@ cnclResult_t cnclFreeComm(Comm *comm) {
   REQUIRE(comm != nullptr, arguments);
   leave(*alive(comm)->state);
   while (!alone(*comm->state) && !comm->state->aborted) usleep(1000);
-  return result(blocking::finish(comm->state));
+  const cnclResult_t finished = result(blocking::finish(comm->state));
+  delete comm;
+  return finished;
 }
 
 cnclResult_t cnclAbortComm(Comm *comm) {

@@ -166,6 +166,7 @@ CUresult begin_in_context(const char *function) {
 extern "C" {
 
 CUresult cuInit(unsigned flags) {
+  skin::record(__func__, flags);
   REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
   CUresult begun = driver::result(emulator::enter("cuInit"));
   REQUIRE(begun == CUDA_SUCCESS, begun);
@@ -175,12 +176,14 @@ CUresult cuInit(unsigned flags) {
 }
 
 CUresult cuGetErrorName(CUresult error, const char **name) {
+  skin::record(__func__, error, name);
   auto found = driver::errors().find(error);
   *name = found == driver::errors().end() ? nullptr : found->second.first;
   return *name == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult cuGetErrorString(CUresult error, const char **text) {
+  skin::record(__func__, error, text);
   auto found = driver::errors().find(error);
   *text = found == driver::errors().end() ? nullptr : found->second.second;
   return *text == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -196,6 +199,7 @@ CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle /*handle*/) { return CUDA
 
 // Called by generated stubs, at each call of a function that torch imports and the emulator does not have.
 CUresult fake_cuda_unsupported(const char *name, int *told) {
+  skin::record(name);
   if (__atomic_exchange_n(told, 1, __ATOMIC_RELAXED) == 0) fprintf(stderr, "fake CUDA: %s is not emulated\n", name);
   return CUDA_ERROR_NOT_SUPPORTED;
 }

@@ -69,15 +69,15 @@ using driver::is_device;
 extern "C" {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-  BEGIN;
+  BEGIN(context, device);
   REQUIRE(is_device(device), CUDA_ERROR_INVALID_DEVICE);
   driver::retained[static_cast<size_t>(device)]++;
   *context = driver::primary_context(device);
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *context);
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-  BEGIN;
+  BEGIN(device);
   REQUIRE(is_device(device), CUDA_ERROR_INVALID_DEVICE);
   auto &count = driver::retained[static_cast<size_t>(device)];
   REQUIRE(count > 0, CUDA_ERROR_INVALID_CONTEXT);
@@ -86,30 +86,30 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
-  BEGIN;
+  BEGIN(device, flags, active);
   REQUIRE(is_device(device), CUDA_ERROR_INVALID_DEVICE);
   *flags = 0;
   *active = driver::retained[static_cast<size_t>(device)] > 0;
   return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned /*flags*/) {
-  BEGIN;
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
+  BEGIN(device, flags);
   return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult cuCtxCreate(CUcontext *context, CUctxCreateParams * /*parameters*/, unsigned /*flags*/, CUdevice device) {
-  BEGIN;
+CUresult cuCtxCreate(CUcontext *context, CUctxCreateParams *parameters, unsigned flags, CUdevice device) {
+  BEGIN(context, parameters, flags, device);
   return driver::create(context, device);
 }
 
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned /*flags*/, CUdevice device) {
-  BEGIN;
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
+  BEGIN(context, flags, device);
   return driver::create(context, device);
 }
 
 CUresult cuCtxDestroy(CUcontext handle) {
-  BEGIN;
+  BEGIN(handle);
   auto &stack = driver::stack();
   REQUIRE(driver::exists(handle) && !driver::context(handle)->primary, CUDA_ERROR_INVALID_CONTEXT);
   if (!stack.empty() && stack.back() == handle) stack.pop_back();
@@ -119,13 +119,13 @@ CUresult cuCtxDestroy(CUcontext handle) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context) {
-  BEGIN;
+  BEGIN(context);
   *context = driver::stack().empty() ? nullptr : driver::stack().back();
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext context) {
-  BEGIN;
+  BEGIN(context);
   REQUIRE(context == nullptr || driver::exists(context), CUDA_ERROR_INVALID_CONTEXT);
   if (!driver::stack().empty()) driver::stack().pop_back();
   if (context != nullptr) driver::stack().push_back(context);
@@ -133,59 +133,60 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 }
 
 CUresult cuCtxPushCurrent(CUcontext context) {
-  BEGIN;
+  BEGIN(context);
   REQUIRE(driver::exists(context), CUDA_ERROR_INVALID_CONTEXT);
   driver::stack().push_back(context);
   return driver::use_top();
 }
 
 CUresult cuCtxPopCurrent(CUcontext *context) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(context);
   if (context != nullptr) *context = driver::stack().back();
   driver::stack().pop_back();
   return driver::use_top();
 }
 
 CUresult cuCtxGetDevice(CUdevice *device) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(device);
   *device = driver::current_device();
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetFlags(unsigned *flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(flags);
   *flags = 0;
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
-  BEGIN;
+  BEGIN(context, version);
   REQUIRE(context == nullptr || driver::exists(context), CUDA_ERROR_INVALID_CONTEXT);
   *version = CUDA_VERSION;
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSynchronize() {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT();
   return driver::result(emulator::device_synchronize());
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(least, greatest);
   if (least != nullptr) *least = driver::least_priority;
   if (greatest != nullptr) *greatest = driver::greatest_priority();
+  skin::record("->", driver::least_priority, driver::greatest_priority());
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(peer, flags);
   REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(driver::exists(peer), CUDA_ERROR_INVALID_CONTEXT);
   return driver::result(emulator::enable_peer_access(driver::context(peer)->device));
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext peer) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(peer);
   REQUIRE(driver::exists(peer), CUDA_ERROR_INVALID_CONTEXT);
   return driver::result(emulator::disable_peer_access(driver::context(peer)->device));
 }

@@ -9,25 +9,26 @@ using driver::is_device;
 extern "C" {
 
 CUresult cuDriverGetVersion(int *version) {
+  skin::record(__func__, version);
   *version = CUDA_VERSION;
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetCount(int *count) {
-  BEGIN;
+  BEGIN(count);
   *count = emulator::device_count();
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
-  BEGIN;
+  BEGIN(device, ordinal);
   REQUIRE(is_device(ordinal), CUDA_ERROR_INVALID_DEVICE);
   *device = ordinal;
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *device);
 }
 
 CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
-  BEGIN;
+  BEGIN(name, size, device);
   REQUIRE(size > 0, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(is_device(device), CUDA_ERROR_INVALID_DEVICE);
   snprintf(name, static_cast<size_t>(size), "Emulated device %d", device);
@@ -35,7 +36,7 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
 }
 
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
-  BEGIN;
+  BEGIN(uuid, device);
   REQUIRE(is_device(device), CUDA_ERROR_INVALID_DEVICE);
   memset(uuid, 0, sizeof *uuid);
   memcpy(uuid->bytes, "emulated", 8);
@@ -44,7 +45,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
 }
 
 CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device) {
-  BEGIN;
+  BEGIN(id, size, device);
   REQUIRE(is_device(device), CUDA_ERROR_INVALID_DEVICE);
   REQUIRE(size >= 13, CUDA_ERROR_INVALID_VALUE);
   snprintf(id, static_cast<size_t>(size), "0000:%02x:00.0", device + 1);
@@ -52,14 +53,14 @@ CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device) {
 }
 
 CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
-  BEGIN;
+  BEGIN(bytes, device);
   size_t free = 0;
   return driver::result(emulator::memory_info(device, &free, bytes));
 }
 
 // Attributes that are not listed are 0: the device has no such feature.
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-  BEGIN;
+  BEGIN(value, attribute, device);
   REQUIRE(is_device(device), CUDA_ERROR_INVALID_DEVICE);
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
@@ -139,7 +140,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
-  BEGIN;
+  BEGIN(can, device, peer);
   bool access = false;
   CUresult result = driver::result(emulator::can_access_peer(device, peer, &access));
   *can = access;

@@ -7,7 +7,11 @@
 
 #include <cuda.h>
 
+#include <cstddef>
+#include <cstdint>
+
 #include "../core/runtime.hpp"
+#include "../skin/record.hpp"
 
 namespace driver {
 
@@ -22,17 +26,35 @@ constexpr CUresult left_out = static_cast<CUresult>(-1);
 
 #define RETURN_UNLESS_BEGUN(begun) \
   if (begun != CUDA_SUCCESS) return begun == driver::left_out ? CUDA_SUCCESS : begun
-#define BEGIN                                     \
-  const CUresult begun = driver::begin(__func__); \
+// Each function begins with its arguments, which are written down (../skin/record.hpp). What an argument points to follows in
+// lines of its own.
+#define BEGIN_AS(begins, ...)                        \
+  skin::record(__func__ __VA_OPT__(, ) __VA_ARGS__); \
+  const CUresult begun = driver::begins(__func__);   \
   RETURN_UNLESS_BEGUN(begun)
-#define BEGIN_IN_CONTEXT                                     \
-  const CUresult begun = driver::begin_in_context(__func__); \
-  RETURN_UNLESS_BEGUN(begun)
+#define BEGIN(...) BEGIN_AS(begin __VA_OPT__(, ) __VA_ARGS__)
+#define BEGIN_IN_CONTEXT(...) BEGIN_AS(begin_in_context __VA_OPT__(, ) __VA_ARGS__)
 // Returns the value from the function if the condition does not hold.
 #define REQUIRE(condition, otherwise) \
   if (!(condition)) return otherwise
 
 CUresult result(emulator::Status status);
+
+// Writes down what a call gives back, and returns its status.
+template <class T>
+CUresult given(CUresult status, T value) {
+  skin::given(status, value);
+  return status;
+}
+
+// Returns the number by which records know the bytes of a handle of IPC: FNV-1a of 64 bits.
+template <class Bytes>
+uint64_t fingerprint(const Bytes &of) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (size_t i = 0; i < sizeof of; i++)
+    hash = (hash ^ reinterpret_cast<const unsigned char *>(&of)[i]) * 0x100000001b3;
+  return hash;
+}
 
 // ---- contexts; the current one is the top of a stack that belongs to the thread
 

@@ -48,6 +48,21 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t
   return CUDA_SUCCESS;
 }
 
+// Also gives the graph. Nodes have no names here, so no dependencies are given.
+CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
+                      const CUgraphNode **nodes, size_t *count) {
+  if (captured != nullptr) {
+    emulator::GraphHandle made = nullptr;
+    const CUresult found = result(emulator::captured_graph(stream(handle), &made));
+    REQUIRE(found == CUDA_SUCCESS, found);
+    *captured = reinterpret_cast<CUgraph>(made);
+    skin::record("->", made);
+  }
+  if (nodes != nullptr) *nodes = nullptr;
+  if (count != nullptr) *count = 0;
+  return capture_info(handle, status, id);
+}
+
 }  // namespace
 
 bool driver::has_executables(CUgraph of) {
@@ -59,13 +74,13 @@ bool driver::has_executables(CUgraph of) {
 extern "C" {
 
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, mode);
   REQUIRE(mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
   return result(emulator::begin_capture(stream(handle), static_cast<emulator::CaptureMode>(mode)));
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *captured) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, captured);
   *captured = nullptr;
   emulator::GraphHandle made = nullptr;
   CUresult status = result(emulator::end_capture(stream(handle), &made));
@@ -77,65 +92,58 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *captured) {
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, status);
   return capture_info(handle, status, nullptr);
 }
 
-// Nodes have no names here, so no dependencies are given.
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
                                 const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *count) {
-  BEGIN_IN_CONTEXT;
-  if (captured != nullptr) {
-    emulator::GraphHandle made = nullptr;
-    CUresult found = result(emulator::captured_graph(stream(handle), &made));
-    REQUIRE(found == CUDA_SUCCESS, found);
-    *captured = reinterpret_cast<CUgraph>(made);
-  }
-  if (nodes != nullptr) *nodes = nullptr;
+  BEGIN_IN_CONTEXT(handle, status, id, captured, nodes, edges, count);
   if (edges != nullptr) *edges = nullptr;
-  if (count != nullptr) *count = 0;
-  return capture_info(handle, status, id);
+  return capture_info(handle, status, id, captured, nodes, count);
 }
 
 CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
                                    const CUgraphNode **nodes, size_t *count) {
-  return cuStreamGetCaptureInfo(handle, status, id, captured, nodes, nullptr, count);
+  BEGIN_IN_CONTEXT(handle, status, id, captured, nodes, count);
+  return capture_info(handle, status, id, captured, nodes, count);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-  BEGIN;
+  BEGIN(mode);
+  skin::record("CUstreamCaptureMode", *mode);
   REQUIRE(*mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
   auto exchanged = static_cast<emulator::CaptureMode>(*mode);
   CUresult status = result(emulator::exchange_capture_mode(&exchanged));
   *mode = static_cast<CUstreamCaptureMode>(exchanged);
-  return status;
+  return driver::given(status, *mode);
 }
 
-CUresult cuGraphInstantiate(CUgraphExec *executable, CUgraph of, unsigned long long /*flags*/) {
-  BEGIN_IN_CONTEXT;
+CUresult cuGraphInstantiate(CUgraphExec *executable, CUgraph of, unsigned long long flags) {
+  BEGIN_IN_CONTEXT(executable, of, flags);
   return instantiate(executable, of);
 }
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *executable, CUgraph of, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(executable, of, parameters);
   CUresult status = instantiate(executable, of);
   parameters->result_out = status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
   return status;
 }
 
 CUresult cuGraphLaunch(CUgraphExec executable, CUstream handle) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(executable, handle);
   REQUIRE(executable != nullptr, CUDA_ERROR_INVALID_VALUE);
   return result(emulator::launch_graph(reinterpret_cast<Executable *>(executable)->graph, stream(handle)));
 }
 
-CUresult cuGraphUpload(CUgraphExec executable, CUstream /*handle*/) {
-  BEGIN_IN_CONTEXT;
+CUresult cuGraphUpload(CUgraphExec executable, CUstream handle) {
+  BEGIN_IN_CONTEXT(executable, handle);
   return executable == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec executable) {
-  BEGIN;
+  BEGIN(executable);
   REQUIRE(executable != nullptr, CUDA_ERROR_INVALID_VALUE);
   auto *destroyed = reinterpret_cast<Executable *>(executable);
   CUresult status = give_up(destroyed->graph);
@@ -144,13 +152,13 @@ CUresult cuGraphExecDestroy(CUgraphExec executable) {
 }
 
 CUresult cuGraphDestroy(CUgraph destroyed) {
-  BEGIN;
+  BEGIN(destroyed);
   return give_up(graph(destroyed));
 }
 
 // Gives the number of nodes; nodes have no names here.
 CUresult cuGraphGetNodes(CUgraph of, CUgraphNode *nodes, size_t *count) {
-  BEGIN;
+  BEGIN(of, nodes, count);
   REQUIRE(nodes == nullptr, CUDA_ERROR_NOT_SUPPORTED);
   return result(emulator::graph_size(graph(of), count));
 }

@@ -65,6 +65,7 @@ void log(const std::string &why, unsigned count, const CUjit_option *options, vo
 }
 
 CUresult load(CUmodule *handle, const void *image, unsigned count, const CUjit_option *options, void **values) {
+  for (unsigned i = 0; i < count; i++) skin::record("CUjit_option", options[i], values[i]);
   REQUIRE(handle != nullptr && image != nullptr, CUDA_ERROR_INVALID_VALUE);
   auto module = std::make_unique<Loaded>();
   module->device = driver::current_device();
@@ -81,7 +82,7 @@ CUresult load(CUmodule *handle, const void *image, unsigned count, const CUjit_o
   *handle = reinterpret_cast<CUmodule>(module.get());
   std::lock_guard lock(modules().mutex);
   modules().all.insert(module.release());
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *handle);
 }
 
 CUresult trapped(const ptx::Kernel &kernel, const ptx::Trap &trap) {
@@ -101,17 +102,17 @@ CUresult trapped(const ptx::Kernel &kernel, const ptx::Trap &trap) {
 extern "C" {
 
 CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, image);
   return load(handle, image, 0, nullptr, nullptr);
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *handle, const void *image, unsigned count, CUjit_option *options, void **values) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, image, count, options, values);
   return load(handle, image, count, options, values);
 }
 
 CUresult cuModuleUnload(CUmodule handle) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle);
   auto *module = reinterpret_cast<Loaded *>(handle);
   REQUIRE(modules().has(module), CUDA_ERROR_INVALID_HANDLE);
   std::lock_guard lock(modules().mutex);
@@ -121,21 +122,22 @@ CUresult cuModuleUnload(CUmodule handle) {
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule handle, const char *name) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(function, handle, name);
   auto *module = reinterpret_cast<Loaded *>(handle);
   REQUIRE(function != nullptr && name != nullptr, CUDA_ERROR_INVALID_VALUE);
+  skin::record_text("text", name);
   REQUIRE(modules().has(module), CUDA_ERROR_INVALID_HANDLE);
   auto found = module->functions.find(name);
   REQUIRE(found != module->functions.end(), CUDA_ERROR_NOT_FOUND);
   *function = reinterpret_cast<CUfunction>(&found->second);
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *function);
 }
 
 // What a device reports after a kernel has run, a wrong address, is the result of the launch here.
 CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned shared, CUstream on, void **parameters,
                         void **extra) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, on, parameters, extra);
   auto *function = reinterpret_cast<Function *>(handle);
   const Loaded *module = modules().of(function);
   REQUIRE(module != nullptr && function->device == driver::current_device(), CUDA_ERROR_INVALID_HANDLE);
@@ -146,6 +148,7 @@ CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, uns
   std::vector<unsigned char> arguments(kernel.parameter_bytes);
   for (size_t i = 0; i < kernel.parameters.size(); i++)
     memcpy(&arguments[kernel.parameters[i].offset], parameters[i], kernel.parameters[i].size);
+  for (const auto &one : kernel.parameters) skin::record_words("kernelParam", &arguments[one.offset], one.size);
   try {
     driver::Tracer tracer;
     kernel.run(grid_x, block_x, arguments, tracer);

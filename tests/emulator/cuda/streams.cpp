@@ -18,7 +18,7 @@ CUresult create(CUstream *handle, unsigned flags, int priority) {
   emulator::StreamHandle made = nullptr;
   CUresult status = result(emulator::create_stream(wanted, &made));
   *handle = reinterpret_cast<CUstream>(made);
-  return status;
+  return driver::given(status, made);
 }
 
 struct Callback {
@@ -65,38 +65,38 @@ int driver::greatest_priority() {
 extern "C" {
 
 CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, flags);
   return create(handle, flags, driver::least_priority);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priority) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, flags, priority);
   return create(handle, flags, priority);
 }
 
 CUresult cuStreamDestroy(CUstream handle) {
-  BEGIN;
+  BEGIN(handle);
   return result(emulator::destroy_stream(stream(handle)));
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle);
   return result(emulator::stream_query(stream(handle)));
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle);
   return result(emulator::stream_synchronize(stream(handle)));
 }
 
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, event, flags);
   REQUIRE(flags <= CU_EVENT_WAIT_EXTERNAL, CUDA_ERROR_INVALID_VALUE);
   return result(emulator::stream_wait(stream(handle), driver::event(event)));
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, flags);
   emulator::StreamFlags known;
   CUresult status = result(emulator::stream_flags(stream(handle), &known));
   *flags = known.blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
@@ -104,7 +104,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, priority);
   emulator::StreamFlags known;
   CUresult status = result(emulator::stream_flags(stream(handle), &known));
   *priority = known.priority;
@@ -112,12 +112,12 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, device);
   return result(emulator::stream_device(stream(handle), device));
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, context);
   int device = 0;
   CUresult status = result(emulator::stream_device(stream(handle), &device));
   *context = driver::primary_context(device);
@@ -125,7 +125,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, id);
   uint64_t number = 0;
   CUresult status = result(emulator::stream_number(stream(handle), &number));
   *id = number;
@@ -133,13 +133,13 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, function, argument);
   REQUIRE(function != nullptr, CUDA_ERROR_INVALID_VALUE);
   return result(emulator::host_function(stream(handle), function, argument));
 }
 
 CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback function, void *argument, unsigned flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, function, argument, flags);
   REQUIRE(function != nullptr && flags == 0, CUDA_ERROR_INVALID_VALUE);
   auto capture = emulator::CaptureStatus::none;
   uint64_t id = 0;
@@ -153,18 +153,18 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback function, void *a
 }
 
 CUresult cuStreamWriteValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, at, value, flags);
   return write_value(handle, at, value, flags);
 }
 
 CUresult cuStreamWaitValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, at, value, flags);
   return wait_value(handle, at, value, flags);
 }
 
 // Flags have 32 bits here. Nothing is queued if one of the operations is unknown.
 CUresult cuStreamBatchMemOp(CUstream handle, unsigned count, CUstreamBatchMemOpParams *all, unsigned flags) {
-  BEGIN_IN_CONTEXT;
+  BEGIN_IN_CONTEXT(handle, count, all, flags);
   REQUIRE(flags == 0 && count < 256 && all != nullptr, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(std::all_of(all, all + count, [](auto &one) { return is_known(one.operation); }), CUDA_ERROR_NOT_SUPPORTED);
   CUresult status = CUDA_SUCCESS;

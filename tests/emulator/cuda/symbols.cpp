@@ -47,8 +47,9 @@ void *find(const std::string &name, int version) {
 
 extern "C" {
 
-CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t /*flags*/,
+CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags,
                           CUdriverProcAddressQueryResult *status) {
+  skin::record(__func__, name, function, version, flags, status);
   REQUIRE(name != nullptr && function != nullptr, CUDA_ERROR_INVALID_VALUE);
   *function = find(name, version);
   if (status != nullptr)
@@ -68,14 +69,20 @@ CUresult cuGetExportTable(const void **table, const CUuuid * /*id*/) {
 #undef cuEventElapsedTime
 #undef cuDeviceGetUuid
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
+  skin::record(__func__, stream, at, value, flags);
   return cuStreamWaitValue32_v2(stream, at, value, flags);
 }
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
+  skin::record(__func__, stream, at, value, flags);
   return cuStreamWriteValue32_v2(stream, at, value, flags);
 }
 CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to) {
+  skin::record(__func__, milliseconds, from, to);
   return cuEventElapsedTime_v2(milliseconds, from, to);
 }
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) { return cuDeviceGetUuid_v2(uuid, device); }
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
+  skin::record(__func__, uuid, device);
+  return cuDeviceGetUuid_v2(uuid, device);
+}
 
 }  // extern "C"

@@ -79,7 +79,7 @@ CUresult release(CUuserObject handle, unsigned count) {
 extern "C" {
 
 CUresult cuUserObjectCreate(CUuserObject *made, void *argument, CUhostFn destroy, unsigned references, unsigned flags) {
-  BEGIN;
+  BEGIN(made, argument, destroy, references, flags);
   REQUIRE(made != nullptr && destroy != nullptr && references > 0 && flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC,
           CUDA_ERROR_INVALID_VALUE);
   Objects &all = objects();
@@ -87,22 +87,22 @@ CUresult cuUserObjectCreate(CUuserObject *made, void *argument, CUhostFn destroy
   *made = reinterpret_cast<CUuserObject>(++all.made);
   all.known[*made] = {destroy, argument, references};
   ++emulator::objects;
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *made);
 }
 
 CUresult cuUserObjectRetain(CUuserObject object, unsigned count) {
-  BEGIN;
+  BEGIN(object, count);
   return retain(object, count);
 }
 
 CUresult cuUserObjectRelease(CUuserObject object, unsigned count) {
-  BEGIN;
+  BEGIN(object, count);
   return release(object, count);
 }
 
 // A graph that has executables is refused: they would not hold the object in a real driver, and do here.
 CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) {
-  BEGIN;
+  BEGIN(graph, object, count, flags);
   REQUIRE(flags == 0 || flags == CU_GRAPH_USER_OBJECT_MOVE, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(!driver::has_executables(graph), CUDA_ERROR_NOT_SUPPORTED);
   CUresult held = retain(object, count);

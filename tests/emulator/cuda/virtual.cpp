@@ -64,6 +64,12 @@ MemoryPointer find(CUmemGenericAllocationHandle handle) {
   return found == memories.end() ? nullptr : found->second;
 }
 
+void record(const CUmemAllocationProp &of) {
+  skin::record("CUmemAllocationProp", of.type, of.requestedHandleTypes, of.location.type, of.location.id,
+               of.win32HandleMetaData, of.allocFlags.compressionType, of.allocFlags.gpuDirectRDMACapable,
+               of.allocFlags.usage);
+}
+
 bool reserved(CUdeviceptr at, size_t size) {
   auto next = ranges.upper_bound(at);
   if (next == ranges.begin()) return false;
@@ -76,17 +82,19 @@ bool reserved(CUdeviceptr at, size_t size) {
 extern "C" {
 
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
-                                       CUmemAllocationGranularity_flags /*option*/) {
-  BEGIN;
+                                       CUmemAllocationGranularity_flags option) {
+  BEGIN(bytes, properties, option);
   REQUIRE(bytes != nullptr && properties != nullptr, CUDA_ERROR_INVALID_VALUE);
+  record(*properties);
   *bytes = granularity;
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *bytes);
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
                      unsigned long long flags) {
-  BEGIN;
+  BEGIN(handle, size, properties, flags);
   REQUIRE(handle != nullptr && properties != nullptr && flags == 0, CUDA_ERROR_INVALID_VALUE);
+  record(*properties);
   REQUIRE(size > 0 && size % granularity == 0, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(properties->type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
@@ -101,11 +109,11 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
   memory->name.size = size;
   status = result(emulator::export_memory(memory->own, &memory->name.handle));
   if (status == CUDA_SUCCESS) *handle = add(memory);
-  return status;
+  return driver::given(status, *handle);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  BEGIN;
+  BEGIN(handle);
   MemoryPointer released = find(handle);  // its memory is given back without the lock
   REQUIRE(released != nullptr, CUDA_ERROR_INVALID_VALUE);
   std::lock_guard lock(mutex);
@@ -115,7 +123,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 
 CUresult cuMemExportToShareableHandle(void *file, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                                       unsigned long long flags) {
-  BEGIN;
+  BEGIN(file, handle, type, flags);
   const MemoryPointer memory = find(handle);
   REQUIRE(memory != nullptr && file != nullptr && flags == 0, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
@@ -126,12 +134,12 @@ CUresult cuMemExportToShareableHandle(void *file, CUmemGenericAllocationHandle h
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
   *static_cast<int *>(file) = descriptor;
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, descriptor);
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *file,
                                         CUmemAllocationHandleType type) {
-  BEGIN;
+  BEGIN(handle, file, type);
   REQUIRE(handle != nullptr, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
   auto memory = std::make_shared<Memory>();
@@ -139,23 +147,23 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
   const bool whole = pread(descriptor, &memory->name, sizeof memory->name, 0) == sizeof memory->name;
   REQUIRE(whole && memory->name.magic == magic, CUDA_ERROR_INVALID_VALUE);
   *handle = add(memory);
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *handle);
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *at, size_t size, size_t /*alignment*/, CUdeviceptr /*wanted*/,
+CUresult cuMemAddressReserve(CUdeviceptr *at, size_t size, size_t alignment, CUdeviceptr wanted,
                              unsigned long long flags) {
-  BEGIN;
+  BEGIN(at, size, alignment, wanted, flags);
   REQUIRE(at != nullptr && flags == 0 && size > 0 && size % granularity == 0, CUDA_ERROR_INVALID_VALUE);
   void *place = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   REQUIRE(place != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
   std::lock_guard lock(mutex);
   *at = address(place);
   ranges[*at] = size;
-  return CUDA_SUCCESS;
+  return driver::given(CUDA_SUCCESS, *at);
 }
 
 CUresult cuMemAddressFree(CUdeviceptr at, size_t size) {
-  BEGIN;
+  BEGIN(at, size);
   std::lock_guard lock(mutex);
   auto found = ranges.find(at);
   REQUIRE(found != ranges.end() && found->second == size, CUDA_ERROR_INVALID_VALUE);
@@ -168,7 +176,7 @@ CUresult cuMemAddressFree(CUdeviceptr at, size_t size) {
 
 CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
-  BEGIN;
+  BEGIN(at, size, offset, handle, flags);
   const MemoryPointer memory = find(handle);
   REQUIRE(memory != nullptr && offset == 0 && flags == 0, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(size > 0 && size % granularity == 0 && size <= memory->name.size, CUDA_ERROR_INVALID_VALUE);
@@ -179,8 +187,9 @@ CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAlloca
 }
 
 CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *accesses, size_t count) {
-  BEGIN;
+  BEGIN(at, size, accesses, count);
   REQUIRE(accesses != nullptr && count == 1, CUDA_ERROR_INVALID_VALUE);
+  skin::record("CUmemAccessDesc", accesses->location.type, accesses->location.id, accesses->flags);
   REQUIRE(accesses->location.type == CU_MEM_LOCATION_TYPE_DEVICE && driver::is_device(accesses->location.id) &&
               accesses->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
           CUDA_ERROR_NOT_SUPPORTED);
@@ -195,7 +204,7 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *acce
 }
 
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at) {
-  BEGIN;
+  BEGIN(flags, location, at);
   REQUIRE(flags != nullptr && location != nullptr, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(location->type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
   std::lock_guard lock(mutex);
@@ -206,7 +215,7 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
 }
 
 CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
-  BEGIN;
+  BEGIN(at, size);
   std::unique_lock lock(mutex);
   auto found = mappings.find(at);
   REQUIRE(found != mappings.end() && found->second.size == size, CUDA_ERROR_INVALID_VALUE);
