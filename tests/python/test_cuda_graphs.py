@@ -44,6 +44,7 @@ def test_programs(cuda_bed: CudaBed, schedule: Schedule, size: int, program: str
     cuda_bed.ranks("device_graphs:in_group", size, program, LAUNCHES, **settings_for(schedule))
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.parametrize("program", ["works", "given_up"])
 def test_captures(cuda_bed: CudaBed, program: str) -> None:
     cuda_bed.ranks("device_graphs:in_group", 2, program, **SETTINGS)

@@ -20,6 +20,7 @@ import device_pipeline
 import device_programs
 from cuda_bed import CudaBed
 from device_bed import Schedule, Worlds, built, by_turns, lazily, quick_if_lazy, quick_if_random
+from older_torch import KNOWS_CAPTURES
 from selection import quickly
 from worlds import World
 
@@ -57,16 +58,18 @@ def ranks(worlds: Worlds, schedule: Schedule, size: int = 2, **environment: str)
     return world
 
 
+@pytest.mark.smoke_if_quick
 @by_turns("queue", ["streams", "launch queue"])
 def test_programs(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     programs = list(device_calls.PROGRAMS)
-    if queue == "streams":  # simdev cannot capture behind a launch queue
+    if queue == "streams" and KNOWS_CAPTURES:  # simdev cannot capture behind a launch queue
         programs.insert(0, device_calls.captures_are_refused)
     for program in programs:
         world.run(checked, program)
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.parametrize("queue", quickly(["launch queue"], ["streams", "launch queue"]))
 @quick_if_random
 def test_coalesced(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
@@ -75,6 +78,7 @@ def test_coalesced(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
         world.run(checked, program)
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.parametrize("queue", quickly(["launch queue"], ["streams", "launch queue"]))
 @quick_if_random
 def test_p2p(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
@@ -90,6 +94,7 @@ def test_communication_backends(fresh_world: Worlds, schedule: Schedule) -> None
         world.run(checked, program)
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @by_turns("driver", ["waits", "no waits"])
 @pytest.mark.parametrize("module", quickly(["device_calls", "device_p2p"], MODULES))
@@ -134,6 +139,7 @@ def test_wait_does_not_block_the_host(fresh_world: Worlds, schedule: Schedule) -
     ranks(fresh_world, schedule).run(checked, device_programs.consumer_waits_for_the_copy_back)
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.parametrize(
     "program", quickly([device_p2p.peer_leaves_a_recv], [device_calls.peer_leaves, device_p2p.peer_leaves_a_recv])
 )
@@ -145,6 +151,7 @@ def test_a_peer_that_ends(fresh_world: Worlds, schedule: Schedule, program: Call
     assert "rank 1" in survivor.value
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.parametrize("schedule", quickly([Schedule("random")], [Schedule("lazy"), Schedule("random")]), ids=str)
 @pytest.mark.parametrize(
     "program",

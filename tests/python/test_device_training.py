@@ -67,6 +67,7 @@ def compare(
     assert bed.ranks(RUN, size, function, "cuda", *arguments, **settings) == expected
 
 
+@pytest.mark.smoke_if_quick
 @needs_cuda
 @under_schedules("what", QUICK_DATA_PARALLEL, DATA_PARALLEL)
 def test_data_parallel(

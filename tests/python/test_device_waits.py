@@ -22,6 +22,7 @@ NO_WAITS = "cuStreamWaitValue32@1+=not_supported"
 IN_WINDOW = 3  # groups for which the window of an input has room: inWindow of internal/engine/staged/layout.go
 
 
+@pytest.mark.smoke_if_quick
 @quick_if_lazy
 def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
     cuda_bed.ranks(
@@ -29,6 +30,7 @@ def test_programs(cuda_bed: CudaBed, schedule: Schedule) -> None:
     )
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.skipif(not KNOWS_CAPTURES, reason="this torch cannot tell whether a stream is being captured")
 @quick_if_random
 def test_a_wait_in_a_capture(cuda_bed: CudaBed, schedule: Schedule) -> None:
@@ -49,6 +51,7 @@ def test_batch_of_several_senders(cuda_bed: CudaBed, schedule: Schedule) -> None
     )
 
 
+@pytest.mark.smoke_if_quick
 @quick_if_lazy
 def test_the_death_of_a_peer(cuda_bed: CudaBed, schedule: Schedule) -> None:
     with tempfile.TemporaryDirectory() as folder:

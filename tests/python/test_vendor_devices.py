@@ -233,6 +233,7 @@ def test_splits_that_do_not_fit(fresh_world: Worlds, name: str) -> None:
     world.run(device_catalogue.splits_that_do_not_fit_are_raised)
 
 
+@pytest.mark.smoke_if_quick
 @pytest.mark.parametrize("told", quickly(["no"], ["no", "raises"]))
 def test_a_guard_that_does_not_know_of_captures(fresh_world: Worlds, told: str) -> None:
     """AscendCL is asked, whatever torch says."""

@@ -240,7 +240,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int ranks, ncclUniqueId 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t *config) {
   BEGIN;
-  if (config != nullptr && config->magic != NCCL_API_MAGIC)
+  static const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
+  if (config != nullptr && config->magic != initial.magic)
     return fail(ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
   const bool blocking = config == nullptr || config->blocking != 0;
   skin::record(__func__, ranks, rank, blocking);
