@@ -237,7 +237,8 @@ func TestOwnFailureWhereTheStoreEnds(t *testing.T) {
 	}
 }
 
-// beginners are ranks that begin when rank 0 has told something, over a store that ends when rank 0 has raised.
+// beginners are ranks that begin when rank 0 has told something, over a store that ends when rank 0 has raised. Each
+// waits longer than those in front of it.
 func beginners(t *testing.T, ranks []int, size int, timeout time.Duration, of func(rank int) options) []error {
 	mem, ended := bootstrap.NewMemStore(), new(atomic.Bool)
 	errs := make([]error, size)
@@ -249,8 +250,8 @@ func beginners(t *testing.T, ranks []int, size int, timeout time.Duration, of fu
 					return
 				}
 			}
-			_, errs[rank] = Get().Create(Config{Rank: rank, Size: size, Name: t.Name(), Timeout: timeout, Store: mortalStore{mem, ended}, Lasting: mem,
-				Options: of(rank)})
+			_, errs[rank] = Get().Create(Config{Rank: rank, Size: size, Name: t.Name(), Timeout: timeout + time.Duration(rank)*100*time.Millisecond,
+				Store: mortalStore{mem, ended}, Lasting: mem, Options: of(rank)})
 			if rank == 0 {
 				ended.Store(true)
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -77,7 +78,7 @@ type GaveUpError struct {
 
 func (e *GaveUpError) Error() string {
 	if e.Prefix == "" {
-		return "sagecomm: the rank whose process serves the store of the unique id gave up: " + e.Reason
+		return "sagecomm: the rank whose process serves the store of the unique id gave up: " + strings.TrimPrefix(e.Reason, "sagecomm: ")
 	}
 	return fmt.Sprintf("sagecomm: rendezvous %s: rank 0, which reads for all ranks what each has written, gave up: %s",
 		e.Prefix, e.Reason)
