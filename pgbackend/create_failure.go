@@ -45,7 +45,7 @@ func CreateFailure(name string, err error) *coll.Failure {
 // with the same culprit.
 type toldFailure struct {
 	Status coll.Status `json:"status"`
-	Rank   int         `json:"rank"` // the culprit; -1: there is none
+	Rank   int         `json:"rank"` // the culprit; -1: ranks have not come
 	PID    int         `json:"pid"`
 	Host   string      `json:"host"`
 }
@@ -109,7 +109,10 @@ func (g *Group) forgetOwnCulprit(err error) {
 // readTold returns what a rank has told, nil if that is nothing, or no rank tells it.
 func readTold(detail []byte) *toldFailure {
 	t := new(toldFailure)
-	if len(detail) == 0 || json.Unmarshal(detail, t) != nil || !t.Status.Known() || t.Status >= coll.OK || t.Rank < -1 {
+	if len(detail) == 0 || json.Unmarshal(detail, t) != nil || !t.Status.Known() || t.Status >= coll.OK {
+		return nil
+	}
+	if t.Rank < 0 && (t.Rank != -1 || t.Status != coll.Timeout) {
 		return nil
 	}
 	return t

@@ -51,8 +51,10 @@ func seeOff(ctx context.Context, m *bootstrap.Meeting, g *Group, err error, dead
 	if ctx.Err() == nil && told && waitFor(ctx, m, readGrace) {
 		return
 	}
-	f := CreateFailure("", err)
-	m.End(tellingError{err, toldFailure{f.Status, f.Rank, f.PID, shorten(f.Host, mostName)}})
+	if f := CreateFailure("", err); f.Rank >= 0 || f.Status == coll.Timeout {
+		err = tellingError{err, toldFailure{f.Status, f.Rank, f.PID, shorten(f.Host, mostName)}}
+	}
+	m.End(err)
 	grace := toldGrace
 	if ctx.Err() != nil {
 		grace = abortGrace
