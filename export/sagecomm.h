@@ -637,13 +637,15 @@ typedef struct sagecomm_api {
 
   /* Makes a unique id, at which the ranks of one group meet that have no store. This process serves the store of the id over
    * TCP until all ranks have joined, and where they are on several hosts as long as their group lives, or until the process
-   * ends; no rank has to be in it. Ranks of other hosts need SAGECOMM_SOCKET_IFNAME or MASTER_ADDR in this process. The id
+   * ends. No rank has to be in it; but then keep it until the joins of all ranks have returned. Ranks of other hosts need
+   * SAGECOMM_SOCKET_IFNAME, or a MASTER_ADDR that is not of loopback, in this process. The id
    * contains a secret: whoever has it can join. An id that nobody uses costs a few hundred bytes; the oldest of more than 1024 is dropped. */
   int32_t (*unique_id)(uint8_t id[SAGECOMM_ID_BYTES], sagecomm_error *err);
 
   /* Creates groups as group_create() does, whose ranks meet at unique ids. One call can make several ranks of a group, which
    * are then in this process, and ranks of several groups: all of them join at the same time. Ranks of a group may also be
-   * joined by calls of several threads. On an error no group was made and *groups is not changed. */
+   * joined by calls of several threads. On an error no group was made and *groups is not changed. In the process that made
+   * the id it returns only when no other rank needs the store any more, so the process may end behind it. */
   int32_t (*group_join)(const sagecomm_join *joins, uint32_t n, sagecomm_group *groups, sagecomm_error *err);
 
   /* Creates groups of the ranks of a parent that have the same color. All ranks of the parent call it, whatever their

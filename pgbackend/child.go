@@ -203,7 +203,7 @@ func (g *Group) checkServer(members []int) error {
 	}
 	for _, rank := range members {
 		if onOtherMachine(&g.members[first], &g.members[rank]) {
-			return fmt.Errorf("its process listens for unique ids on loopback only, and %s is on another machine or in another network namespace: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process", g.who(rank))
+			return fmt.Errorf("its process listens for unique ids on loopback only, and %s is on another machine or in another network namespace: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process; %s", g.who(rank), noLoopback)
 		}
 	}
 	return nil

@@ -148,9 +148,11 @@ func (c *Config) refuse(why error) error {
 			return why // the store is gone
 		}
 		restarted = restarted || other != ""
-		(&Group{rank: c.Rank, size: c.Size, keys: keysOf(epoch)}).abandon(c.Store, why)
+		g := &Group{rank: c.Rank, size: c.Size, keys: keysOf(epoch)}
+		g.abandon(c.Store, why)
 		ahead := epochs.Ahead(epoch, c.Size)
 		if ahead == nil || !restarted { // else others that were told go on to another group
+			g.awaitReaders(c.Store, firstTry, nil, beginGrace)
 			return why
 		}
 		least = ahead.Epoch
@@ -271,6 +273,6 @@ func (g *Group) join(c Config) (err error) {
 // abandon tells the other ranks why this rank does not meet them, so that they do not wait for their timeout.
 func (g *Group) abandon(store bootstrap.Store, why error) {
 	for _, try := range []string{firstTry, secondTry} {
-		g.abandonTry(store, try, rounds, why)
+		g.abandonTry(store, try, append(slices.Clone(rounds), endedRound), why)
 	}
 }

@@ -9,8 +9,8 @@ import (
 )
 
 // CreateFailure turns an error of Create into a failure: err itself if it is one, else a failure whose status is
-// Timeout if ranks were missing, that of the ranks that failed (culprit), or of rank 0 if it gave up while the others
-// waited for its roster, PeerFailure if the store's process has ended, and Invalid otherwise.
+// Timeout if ranks were missing, that of the ranks that failed (culprit), or of rank 0 or the rank that serves the store
+// if it gave up while the others waited for it, PeerFailure if the store's process has ended, and Invalid otherwise.
 func CreateFailure(name string, err error) *coll.Failure {
 	var known *coll.Failure
 	if errors.As(err, &known) {
@@ -20,10 +20,12 @@ func CreateFailure(name string, err error) *coll.Failure {
 	var absent *bootstrap.TimeoutError
 	var ranks *bootstrap.FailedError
 	var gaveUp *bootstrap.GaveUpError
+	var stopped *bootstrap.StoppedError
+	own := errors.As(err, &stopped) && stopped.Own
 	switch {
 	case errors.As(err, &absent):
 		f.Status = coll.Timeout
-	case errors.As(err, &gaveUp):
+	case errors.As(err, &gaveUp) && !own:
 		f.Status = coll.System
 		if told := readTold(gaveUp.Detail); told != nil {
 			told.giveTo(f)
@@ -43,7 +45,7 @@ func CreateFailure(name string, err error) *coll.Failure {
 // with the same culprit.
 type toldFailure struct {
 	Status coll.Status `json:"status"`
-	Rank   int         `json:"rank"` // the culprit
+	Rank   int         `json:"rank"` // the culprit; -1: ranks have not come
 	PID    int         `json:"pid"`
 	Host   string      `json:"host"`
 }
@@ -107,7 +109,10 @@ func (g *Group) forgetOwnCulprit(err error) {
 // readTold returns what a rank has told, nil if that is nothing, or no rank tells it.
 func readTold(detail []byte) *toldFailure {
 	t := new(toldFailure)
-	if len(detail) == 0 || json.Unmarshal(detail, t) != nil || !t.Status.Known() || t.Status >= coll.OK || t.Rank < 0 {
+	if len(detail) == 0 || json.Unmarshal(detail, t) != nil || !t.Status.Known() || t.Status >= coll.OK {
+		return nil
+	}
+	if t.Rank < 0 && (t.Rank != -1 || t.Status != coll.Timeout) {
 		return nil
 	}
 	return t

@@ -133,6 +133,9 @@ var homeOf = func() (name [len(bootstrap.ID{}.Home)]byte) {
 	return name
 }
 
+// noLoopback is behind a hint to set MASTER_ADDR, which may be set.
+const noLoopback = "a MASTER_ADDR that means that machine by loopback, as a line of /etc/hosts can make it, does not help"
+
 // checkReach refuses an id whose server listens on loopback of another machine, or of another network namespace.
 func checkReach(id bootstrap.ID) error {
 	here := homeOf()
@@ -140,7 +143,7 @@ func checkReach(id bootstrap.ID) error {
 	if unknown || id.Home == here || !bootstrap.AllLoopback(id.Addresses) {
 		return nil
 	}
-	return errors.New("the unique id was made on another machine, or in another network namespace, by a process that listens on loopback only: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process, so that it listens at an address that leads to it from all ranks")
+	return errors.New("the unique id was made on another machine, or in another network namespace, by a process that listens on loopback only: set SAGECOMM_SOCKET_IFNAME or MASTER_ADDR for that process, so that it listens at an address that leads to it from all ranks; " + noLoopback)
 }
 
 // endpoint returns where the server of this process is to listen: where a setting says, else at the address that leads
@@ -318,14 +321,20 @@ func (p *Process) meetAt(ctx context.Context, server fmt.Stringer, c Config, set
 	defer store.Close()
 	defer context.AfterFunc(ctx, func() { store.End(ended) })()
 	c.Store, c.Lasting = store, store
+	meeting := p.server.Meeting(c.birth.id)
 	g, err := p.Create(c)
 	if err != nil && ctx.Err() != nil {
-		return nil, ended
+		err = ended
 	}
 	if err == nil {
 		_ = store.Leave(c.Size) // without it the server drops the keys later
 	}
-	return g, err
+	store.Close()
+	seeOff(ctx, meeting, g, err, began.Add(timeout))
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
 }
 
 // unlisten gives back the server of the process, and the rank of the id.

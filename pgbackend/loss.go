@@ -135,17 +135,21 @@ func (g *Group) hear(store bootstrap.Store) {
 
 // bereaved returns the error of a rendezvous during which peers were lost. It names the loss instead of the ranks that
 // did not come in time, because a loss cuts the wait short and may have delayed those ranks, and in front of the loss
-// of the store, whose process may have ended for the same reason. An interruption stays the reason.
+// of the store, whose process may have ended for the same reason, or of what the rank there has told. An interruption
+// stays the reason.
 func (g *Group) bereaved(err error) error {
 	var late *bootstrap.TimeoutError
 	var failed *bootstrap.FailedError
 	var store *bootstrap.StoreError
+	var gaveUp *bootstrap.GaveUpError
 	var lost *coll.Failure
 	switch {
 	case errors.As(err, new(*bootstrap.StoppedError)), errors.As(err, new(*coll.Failure)):
 		return err
 	case errors.As(err, &late), errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0:
 		return cmp.Or(g.lost(), err)
+	case errors.As(err, &gaveUp) && gaveUp.Prefix == "": // it has told what it knows of a loss
+		return cmp.Or[error](g.lost(), CreateFailure(g.name, err))
 	case errors.As(err, &store) && errors.As(g.lost(), &lost):
 		f := *lost
 		f.Message = fmt.Sprintf("%s; the store cannot be used either: %v", f.Message, store.Cause)

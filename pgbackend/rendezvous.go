@@ -33,6 +33,8 @@ const (
 	attachedRound = "/attached"
 	linkedRound   = "/linked"
 	joinedRound   = "/joined"
+	// Behind the rounds of a try that has failed a rank tells that it reads nothing more there.
+	endedRound = "/ended"
 )
 
 var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
@@ -52,7 +54,7 @@ func (g *Group) behind(round string) []string {
 	if len(g.hosts) == 1 {
 		return slices.DeleteFunc([]string{attachedRound}, func(r string) bool { return r == round })
 	}
-	return rounds[slices.Index(rounds, round)+1:]
+	return slices.Clone(rounds[slices.Index(rounds, round)+1:])
 }
 
 // meet exchanges descriptions through the store and maps the peers' memory, at the second try with a file in the place
@@ -165,12 +167,16 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 			g.forgetOwnCulprit(failed)
 			g.askWhyUnlinked(c.Store)
 			g.tellOfLoss(c.Store)
-			g.abandonTry(c.Store, try, g.behind(round), g.bereaved(failed))
+			g.abandonTry(c.Store, try, append(g.behind(round), endedRound), g.bereaved(failed))
+			if g.birth == nil {
+				g.awaitReaders(c.Store, try, failed, readGrace)
+			}
 		}
 	}()
 	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)
 	if err != nil {
-		return err
+		g.final = true // no mapping has failed
+		return bootstrap.WithOwn(g.keys+try, g.rank, g.size, arenaErr, err)
 	}
 	attachErr := g.introduce(all)
 	if attachErr == nil {

@@ -274,6 +274,9 @@ func (t *TCPStore) ask(r request) ([][]byte, error) {
 		values, err = exchangeFrames(c, frame, max(len(r.keys), 1), r.timeout)
 	}
 	var refused *refusal
+	if errors.As(err, new(*GaveUpError)) {
+		return nil, t.end(err)
+	}
 	if err != nil && !errors.Is(err, ErrTimeout) && !errors.As(err, &refused) {
 		return nil, t.end(fmt.Errorf("the store at %v is lost with %w: %w", t.server, ErrGone, err))
 	}
@@ -307,6 +310,8 @@ func exchangeFrames(s *session, frame []byte, n int, wait time.Duration) (values
 			return nil, ErrTimeout
 		case body[0] == answerRefused && len(values) == 0:
 			return nil, &refusal{string(body[1:])}
+		case body[0] == answerGaveUp && len(values) == 0:
+			return nil, readEnd(body[1:])
 		default:
 			return nil, handshake.ErrFrame
 		}

@@ -55,7 +55,7 @@ func (e Epochs) Next(least int) (next int, other string, err error) {
 	next = max(last.number+1, least)
 	k := key(e.Prefix, e.Rank)
 	if err := e.Store.Set(k, []byte(strconv.Itoa(next)+" "+e.Owner)); err != nil {
-		return 0, "", &StoreError{e.Rank, "write to", "key " + k, err}
+		return 0, "", storeError(e.Rank, "write to", "key "+k, err)
 	}
 	if last.owner == e.Owner {
 		last.owner = ""
@@ -102,7 +102,7 @@ func (e Epochs) of(rank int) (last epoch, err error) {
 	case errors.Is(err, ErrTimeout):
 		return last, nil
 	case err != nil:
-		return last, &StoreError{e.Rank, "read from", "key " + k, err}
+		return last, storeError(e.Rank, "read from", "key "+k, err)
 	}
 	number, owner, _ := strings.Cut(string(text), " ")
 	n, err := strconv.Atoi(number)

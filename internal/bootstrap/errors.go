@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -91,6 +92,15 @@ type StoreError struct {
 	Cause  error
 }
 
+// storeError returns the error of a rank that cannot use the store. That the rank which serves the store gave up is a
+// reason of its own.
+func storeError(rank int, action, keys string, cause error) error {
+	if gaveUp := (*GaveUpError)(nil); errors.As(cause, &gaveUp) {
+		return gaveUp
+	}
+	return &StoreError{rank, action, keys, cause}
+}
+
 func (e *StoreError) Error() string {
 	return fmt.Sprintf("sagecomm: rank %d cannot %s the store (%s): %v", e.Rank, e.Action, e.Keys, e.Cause)
 }
@@ -98,13 +108,17 @@ func (e *StoreError) Error() string {
 func (e *StoreError) Unwrap() error { return e.Cause }
 
 // StoppedError reports that a round has ended on this rank alone, as by an interruption, after it had read that ranks
-// failed. It wraps both errors.
+// failed, or had failed itself. It wraps both errors.
 type StoppedError struct {
 	Cause  error // what has ended the round
 	Stored *FailedError
+	Own    bool // this rank had failed itself, which is the first of what Stored has
 }
 
 func (e *StoppedError) Error() string {
+	if e.Own {
+		return fmt.Sprintf("%v; after that, %v", e.Stored, e.Cause)
+	}
 	return fmt.Sprintf("%v; before that, %v", e.Cause, e.Stored)
 }
 

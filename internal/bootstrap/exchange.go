@@ -43,14 +43,37 @@ func Exchange(store Store, prefix string, rank, size int, timeout time.Duration,
 }
 
 // ExchangeOr is Exchange for a rank that may have failed: an error takes the place of its value, and every rank gets a
-// [*FailedError], the same on all. No rank may go on before it returns.
+// [*FailedError], the same on all. No rank may go on before it returns. A rank that has failed and cannot use the store
+// has its own failure as a [*StoppedError].
 func ExchangeOr(store Store, prefix string, rank, size int, timeout time.Duration, mine []byte,
 	failed error) ([][]byte, error) {
 	record := append([]byte{markValue}, mine...)
 	if failed != nil {
 		record = failure(failed)
 	}
-	return gather(store, prefix, rank, size, timeout, record, nil)
+	all, err := gather(store, prefix, rank, size, timeout, record, nil)
+	return all, WithOwn(prefix, rank, size, failed, err)
+}
+
+// WithOwn returns the error with which a round has ended on a rank that has failed itself, as failed says. Where the
+// rank could not use the store any more, its own failure is in front. No rank goes on without the value of this one.
+func WithOwn(prefix string, rank, size int, failed, err error) error {
+	if err == nil || failed == nil {
+		return err
+	}
+	own := *readFailure(rank, failure(failed))
+	var stopped *StoppedError
+	switch {
+	case errors.As(err, &stopped):
+		others := slices.DeleteFunc(slices.Clone(stopped.Stored.Failed), func(f RankFailure) bool { return f.Rank == rank })
+		stored := *stopped.Stored
+		stored.Failed = append([]RankFailure{own}, others...)
+		return &StoppedError{Cause: stopped.Cause, Stored: &stored, Own: true}
+	case errors.As(err, new(*StoreError)), errors.As(err, new(*GaveUpError)):
+		stored := &FailedError{Prefix: prefix, Size: size, Failed: []RankFailure{own}, Unknown: size - 1}
+		return &StoppedError{Cause: err, Stored: stored, Own: true}
+	}
+	return err
 }
 
 // Abandon takes the place of Exchange on a rank of size ranks that has nothing to contribute because of cause, so that
@@ -76,6 +99,12 @@ func Abandoned(store Store, prefix string, rank int) *RankFailure {
 		return nil
 	}
 	return readFailure(rank, record)
+}
+
+// AwaitAbandoned waits until a rank has told its failure by [Abandon].
+func AwaitAbandoned(store Store, prefix string, rank int, timeout time.Duration) error {
+	_, err := store.Get(key(prefix, rank), max(timeout, 0))
+	return err
 }
 
 // Agree tells every rank whether all ranks succeeded: nil if err is nil everywhere, otherwise a [*FailedError] that
@@ -271,7 +300,7 @@ func (r *round) result(found [][]byte, missing []int, unknown int) ([][]byte, er
 func (r *round) stopped(found [][]byte, err error) error {
 	_, failed := r.result(found, nil, len(absent(found)))
 	if stored := (*FailedError)(nil); errors.As(failed, &stored) {
-		return &StoppedError{err, stored}
+		return &StoppedError{Cause: err, Stored: stored}
 	}
 	return err
 }
@@ -304,7 +333,7 @@ func (r *round) getAll(many ManyGetter, timeout time.Duration) ([][]byte, error)
 	case errors.Is(err, ErrTimeout):
 		return nil, nil
 	case err != nil:
-		return nil, &StoreError{r.rank, "read from", fmt.Sprintf("keys %s/0 to %s", r.prefix, key(r.prefix, r.size-1)), err}
+		return nil, storeError(r.rank, "read from", fmt.Sprintf("keys %s/0 to %s", r.prefix, key(r.prefix, r.size-1)), err)
 	}
 	return slices.Insert(found, r.rank, nil), nil
 }
@@ -315,11 +344,11 @@ func (r *round) failed(failed RankFailure) error {
 }
 
 func (r *round) cannotWrite(key string, err error) error {
-	return &StoreError{r.rank, "write to", "key " + key, err}
+	return storeError(r.rank, "write to", "key "+key, err)
 }
 
 func (r *round) cannotRead(key string, err error) error {
-	return &StoreError{r.rank, "read from", "key " + key, err}
+	return storeError(r.rank, "read from", "key "+key, err)
 }
 
 // foreign returns the error for a value that no rank has written.

@@ -14,7 +14,8 @@ import (
 //	leave: number of ranks of 4 bytes        one answer
 //	claim: key, value                       one answer: the value that the key has then
 //
-// A key is its length, of 2 bytes, and its bytes. An answer is a byte and a value, or a text.
+// A key is its length, of 2 bytes, and its bytes. An answer is a byte and a value, or a text, or a failure as a rank
+// writes it.
 const (
 	askSet   = 's'
 	askGet   = 'g'
@@ -24,6 +25,7 @@ const (
 	answerOK      = 'o'
 	answerTimeout = 't'
 	answerRefused = 'r'
+	answerGaveUp  = 'e' // to a set or a get: see Meeting.End
 )
 
 // maxServerWait bounds the wait for one request. Clients ask again.

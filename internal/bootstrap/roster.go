@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -66,14 +67,19 @@ func candidates(size int) (ranks []int) {
 }
 
 // GaveUpError reports that rank 0 has ended a round before its roster was there, after it had given its own value: it
-// was interrupted, or has noticed that a rank is lost. Unlike a [*FailedError] it does not prove that all ranks fail:
-// some may have read the values by themselves.
+// was interrupted, or has noticed that a rank is lost. It also reports that a rank whose process serves the store of a
+// unique id has given up: see [Meeting.End]. Unlike a [*FailedError] it does not prove that all ranks fail: some may
+// have read the values by themselves.
 type GaveUpError struct {
-	Prefix, Reason string
-	Detail         []byte // of a [Detailed] error; nil: none was given
+	Prefix string // of the round; empty: a rank that serves the store gave up
+	Reason string
+	Detail []byte // of a [Detailed] error; nil: none was given
 }
 
 func (e *GaveUpError) Error() string {
+	if e.Prefix == "" {
+		return "sagecomm: the rank whose process serves the store of the unique id gave up: " + strings.TrimPrefix(e.Reason, "sagecomm: ")
+	}
 	return fmt.Sprintf("sagecomm: rendezvous %s: rank 0, which reads for all ranks what each has written, gave up: %s",
 		e.Prefix, e.Reason)
 }
@@ -167,7 +173,7 @@ func (r *round) readGivingUp(content []byte) error {
 		return nil
 	}
 	if len(rest) == 0 {
-		return &GaveUpError{r.prefix, told.Reason, told.Detail}
+		return &GaveUpError{Prefix: r.prefix, Reason: told.Reason, Detail: told.Detail}
 	}
 	rank, record, rest, ok := cutRanked(rest)
 	if !ok || len(rest) > 0 || len(record) == 0 || rank == 0 || rank >= r.size {

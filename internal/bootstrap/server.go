@@ -247,6 +247,8 @@ func (s *Server) keyOf(name [spaceBytes]byte) (key [sha256.Size]byte, known bool
 // talk answers the requests of a client until it goes away or sends what no client sends. It reports whether all ranks
 // have met.
 func (s *space) talk(client *session) (left bool) {
+	me := newGuest()
+	defer s.goodbye(me)
 	requests, gone := make(chan request), make(chan struct{})
 	done := make(chan struct{})
 	defer close(done)
@@ -273,7 +275,7 @@ func (s *space) talk(client *session) (left bool) {
 	for {
 		select {
 		case r := <-requests:
-			last, err := s.answer(client, r, gone)
+			last, err := s.answer(client, r, me, gone)
 			left = left || last
 			if err != nil {
 				return left
@@ -288,24 +290,31 @@ func (s *space) talk(client *session) (left bool) {
 const answerTimeoutOfPeer = 30 * time.Second
 
 // answer answers a request.
-func (s *space) answer(client *session, r request, gone <-chan struct{}) (last bool, err error) {
+func (s *space) answer(client *session, r request, me *guest, gone <-chan struct{}) (last bool, err error) {
 	var values [][]byte
+	meets := r.ask == askSet || r.ask == askGet
+	if meets {
+		s.welcome(me)
+	}
 	switch r.ask {
 	case askSet:
 		values, err = [][]byte{nil}, s.set(r.keys[0], r.value)
 	case askGet:
-		values, err = s.get(r.keys, r.timeout, gone)
+		values, err = s.get(r.keys, r.timeout, me, gone)
 	case askClaim:
 		var first []byte
 		first, err = s.claim(r.keys[0], r.value)
 		values = [][]byte{first}
 	case askLeave:
 		values, last = [][]byte{nil}, s.leave(r.ranks)
+		s.goodbye(me)
 	}
 	if e := client.SetWriteDeadline(time.Now().Add(answerTimeoutOfPeer)); e != nil {
 		return last, e
 	}
 	switch {
+	case meets && me.hasEnded():
+		return last, client.Send(append([]byte{answerGaveUp}, me.why...))
 	case errors.Is(err, ErrTimeout):
 		return last, client.Send([]byte{answerTimeout})
 	case err != nil:

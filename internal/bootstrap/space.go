@@ -22,7 +22,8 @@ type space struct {
 	values  map[string][]byte
 	claimed map[string]bool // keys whose values are claimed: they stay when the ranks have left
 	bytes   int
-	changed chan struct{} // closed and replaced by each set, and when all ranks have met
+	guests  map[*guest]struct{}
+	changed chan struct{} // closed and replaced by each set, when all ranks have met, and when the last guest goes
 	left    int           // ranks that have met, and need the space for claims only
 	met     bool          // all ranks have: only claims are answered
 
@@ -32,7 +33,53 @@ type space struct {
 }
 
 func newSpace(key [sha256.Size]byte) *space {
-	return &space{key: key, values: map[string][]byte{}, claimed: map[string]bool{}, changed: make(chan struct{})}
+	return &space{key: key, values: map[string][]byte{}, claimed: map[string]bool{}, guests: map[*guest]struct{}{}, changed: make(chan struct{})}
+}
+
+// guest is a connection over which a rank meets the others: it has asked for something else than a claim. A rank has
+// one from its first request to the last.
+type guest struct {
+	ended chan struct{} // closed once why is set
+	why   []byte        // the failure with which Meeting.End has ended the meeting
+}
+
+func newGuest() *guest { return &guest{ended: make(chan struct{})} }
+
+// hasEnded reports whether the meeting was ended for the guest.
+func (g *guest) hasEnded() bool {
+	select {
+	case <-g.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// welcome notes that a rank meets the others over a connection.
+func (s *space) welcome(g *guest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guests[g] = struct{}{}
+}
+
+// goodbye notes that no rank meets the others over a connection any more.
+func (s *space) goodbye(g *guest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.guests[g]; !known {
+		return
+	}
+	delete(s.guests, g)
+	if len(s.guests) == 0 {
+		s.wake()
+	}
+}
+
+// wake wakes all that wait for a change.
+// Requires: the lock.
+func (s *space) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // Why a request is refused.
@@ -67,14 +114,13 @@ func (s *space) put(key string, value []byte) error {
 		return errSpaceFull
 	}
 	s.values[key], s.bytes = value, grown
-	close(s.changed)
-	s.changed = make(chan struct{})
+	s.wake()
 	return nil
 }
 
-// get waits until all keys exist and returns their values. It returns ErrTimeout if they do not exist in time, or if
-// gone is closed.
-func (s *space) get(keys []string, timeout time.Duration, gone <-chan struct{}) ([][]byte, error) {
+// get waits until all keys exist and returns their values. It returns ErrTimeout if they do not exist in time, if gone
+// is closed, or if the meeting is ended for the guest.
+func (s *space) get(keys []string, timeout time.Duration, of *guest, gone <-chan struct{}) ([][]byte, error) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	for {
@@ -86,13 +132,15 @@ func (s *space) get(keys []string, timeout time.Duration, gone <-chan struct{}) 
 		case <-changed:
 		case <-gone:
 			return nil, ErrTimeout
+		case <-of.ended:
+			return nil, ErrTimeout
 		case <-timer.C:
 			return nil, ErrTimeout
 		}
 	}
 }
 
-// look returns the values of the keys, or a channel that the next change closes if one of them does not exist.
+// look returns the values of the keys, which nobody changes, or a channel that the next change closes if one of them does not exist.
 func (s *space) look(keys []string) (values [][]byte, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +152,7 @@ func (s *space) look(keys []string) (values [][]byte, changed <-chan struct{}, e
 		if !ok {
 			return nil, s.changed, nil
 		}
-		values = append(values, bytes.Clone(v))
+		values = append(values, v) // not a copy: a get may name one key many times
 	}
 	return values, nil, nil
 }
@@ -132,8 +180,7 @@ func (s *space) leave(n int) (last bool) {
 		return false
 	}
 	s.met = true
-	close(s.changed) // who waits now is no rank of the group
-	s.changed = make(chan struct{})
+	s.wake() // who waits now is no rank of the group
 	for key, value := range s.values {
 		if !s.claimed[key] {
 			delete(s.values, key)

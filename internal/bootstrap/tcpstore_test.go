@@ -494,3 +494,12 @@ func TestAddressesAreFoundOnce(t *testing.T) {
 	}
 	require.Equal(t, 1, found)
 }
+
+// A request of a few kilobytes that names one long value many times does not make the server hold it as often.
+func TestValuesAreNotCopiedForEachKeyOfAGet(t *testing.T) {
+	s := newSpace([32]byte{})
+	require.NoError(t, s.set("k", []byte("value")))
+	values, _, err := s.look([]string{"k", "k"})
+	require.NoError(t, err)
+	require.Same(t, &values[0][0], &values[1][0])
+}

@@ -1,0 +1,286 @@
+package pgbackend
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"sagecomm/internal/bootstrap"
+	"sagecomm/internal/coll"
+)
+
+// In these tests the server of this process ends as soon as the join of rank 0 has returned, as with a process of its
+// own that ends behind it. Other ranks of an id are made with a store of the test.
+
+// heldReads holds a rank in front of the keys that end with a suffix.
+type heldReads struct {
+	bootstrap.Store
+	suffix  string
+	reached chan<- struct{}
+	release <-chan struct{}
+}
+
+func (s heldReads) Get(key string, timeout time.Duration) ([]byte, error) {
+	if strings.HasSuffix(key, s.suffix) {
+		s.reached <- struct{}{}
+		<-s.release
+	}
+	return s.Store.Get(key, timeout)
+}
+
+// joinedThrough makes a rank that joins at an id, with a store in front of that of the id.
+func joinedThrough(t *testing.T, j Join, through func(bootstrap.Store) bootstrap.Store) (*Group, error) {
+	id, err := bootstrap.ParseID(j.ID)
+	if err != nil {
+		return nil, err
+	}
+	b := &birth{id: id}
+	b.here.Addresses, b.here.Port, err = Get().server.Listen(bootstrap.Endpoint{Addresses: bootstrap.Loopback})
+	if err != nil {
+		return nil, err
+	}
+	store, err := bootstrap.Dial(t.Context(), id, nil, time.Now().Add(j.Timeout), nil, inherited)
+	if err != nil {
+		return nil, err
+	}
+	defer store.Close()
+	g, err := Get().Create(Config{Rank: j.Rank, Size: j.Size, Name: j.Name, Timeout: j.Timeout, Options: j.Options,
+		Store: through(store), Lasting: store, birth: b})
+	if err == nil {
+		err = store.Leave(j.Size)
+	}
+	return g, err
+}
+
+// joinAndEnd joins as a rank whose process ends behind that, and serves the id.
+func joinAndEnd(j Join) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		groups, err := Get().Join([]Join{j})
+		destroyAll(groups)
+		Get().server.Close()
+		ended <- err
+	}()
+	return ended
+}
+
+// A rank that has told all, and has read nothing of the last round when another one is done, joins all the same. Without
+// the wait in seeOff it finds no store.
+func TestTheProcessOfAnIDMayEndBehindItsJoin(t *testing.T) {
+	for hosts, last := range map[string]string{"00": attachedRound, "01": joinedRound} {
+		t.Run(hosts, func(t *testing.T) {
+			list := joinsOnHosts(t, hosts, nil)
+			reached, release, made := make(chan struct{}, 9), make(chan struct{}), make(chan error, 1)
+			ended := joinAndEnd(list[0])
+			go func() {
+				g, err := joinedThrough(t, list[1], func(s bootstrap.Store) bootstrap.Store {
+					return heldReads{s, last + "/0", reached, release}
+				})
+				destroyAll([]*Group{g})
+				made <- err
+			}()
+			<-reached
+			select {
+			case err := <-ended:
+				require.Fail(t, "the join of rank 0 returned although rank 1 has not joined", "%v", err)
+			case <-time.After(50 * time.Millisecond): // it would return in an hour, or as soon as rank 1 has joined
+			}
+			close(release)
+			require.NoError(t, <-made)
+			require.NoError(t, <-ended)
+		})
+	}
+}
+
+// A rank that fails, or is stopped, does not keep the join of the other one: that ends with the connections of the rank,
+// with its caller, and with the failure of the group.
+func TestTheJoinOfAServerIsNotKept(t *testing.T) {
+	for _, by := range []string{"the end of the connections", "the caller", "a cause"} {
+		t.Run(by, func(t *testing.T) {
+			list := joinsOnHosts(t, "00", nil)
+			list[0].Timeout, list[1].Timeout = time.Hour, time.Hour
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			list[0].Context = ctx
+			reached, release, made := make(chan struct{}, 9), make(chan struct{}), make(chan struct{})
+			joined := make(chan error, 1)
+			go func() {
+				groups, err := Get().Join(list[:1])
+				destroyAll(groups)
+				joined <- err
+			}()
+			var connections *bootstrap.TCPStore // of rank 1
+			go func() {
+				defer close(made)
+				g, _ := joinedThrough(t, list[1], func(s bootstrap.Store) bootstrap.Store {
+					connections, _ = s.(*bootstrap.TCPStore)
+					return heldReads{s, attachedRound + "/0", reached, release}
+				})
+				destroyAll([]*Group{g})
+			}()
+			<-reached
+			id, err := bootstrap.ParseID(list[0].ID)
+			require.NoError(t, err)
+			rank0 := func() (made *Group) {
+				p := Get()
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				for _, g := range p.groups {
+					if g.birth != nil && g.birth.id.Space == id.Space {
+						made = g
+					}
+				}
+				return made
+			}
+			require.Eventually(t, func() bool { return rank0() != nil }, opTimeout, time.Millisecond)
+			switch by {
+			case "the end of the connections":
+				connections.Close()
+			case "the caller":
+				cancel()
+			default:
+				rank0().Abort("for the test")
+			}
+			require.NoError(t, <-joined)
+			close(release)
+			<-made
+		})
+	}
+}
+
+// The rank at whose process the others meet waits for a shorter time than they, and ends. They name the rank that is
+// missing, with the status of that.
+func TestAnAbsentRankIsNamedWhereTheServerEnds(t *testing.T) {
+	list := joinsOnHosts(t, "012", nil)
+	list[0].Timeout = givesUp
+	waits := make(chan error, 1)
+	go func() {
+		_, err := Get().Join(list[2:])
+		waits <- err
+	}()
+	id, err := bootstrap.ParseID(list[0].ID)
+	require.NoError(t, err)
+	store, err := bootstrap.Dial(t.Context(), id, nil, time.Now().Add(opTimeout), nil, inherited)
+	require.NoError(t, err)
+	_, err = store.Get("sagecomm/1"+firstTry+"/2", opTimeout)
+	require.NoError(t, err)
+	store.Close()
+	absent := "1 of 3 ranks have not arrived: rank 1"
+	require.ErrorContains(t, <-joinAndEnd(list[0]), absent)
+	f := CreateFailure("joined", <-waits)
+	require.NoError(t, expect(f, coll.Timeout, "the rank whose process serves the store of the unique id gave up: ", absent))
+	require.Equal(t, -1, f.Rank)
+}
+
+// The status and the culprit of what the server of an id has told; this rank's own failure takes precedence.
+func TestReasonsOfTheServerOfAnID(t *testing.T) {
+	died := &coll.Failure{Status: coll.PeerFailure, Rank: 2, PID: 12, Host: "b", Message: "rank 2 died"}
+	told := func(err error) *bootstrap.GaveUpError {
+		detailed, ok := telling(err).(bootstrap.Detailed)
+		require.True(t, ok)
+		return &bootstrap.GaveUpError{Reason: err.Error(), Detail: detailed.Detail()}
+	}
+	f := CreateFailure("g", told(died))
+	require.NoError(t, expect(f, coll.PeerFailure, "gave up: rank 2 died"))
+	require.Equal(t, []any{2, 12, "b"}, []any{f.Rank, f.PID, f.Host})
+	accused := told(died)
+	(&Group{rank: 2}).forgetOwnCulprit(accused)
+	require.Equal(t, -1, CreateFailure("g", accused).Rank)
+	own := bootstrap.WithOwn("p", 1, 3, errors.New("no such interface"), told(died))
+	require.NoError(t, expect(CreateFailure("g", own), coll.System, "1 of 3 ranks failed; rank 1: no such interface; ", "after that, ", "rank 2 died"))
+}
+
+// mortalReads is a store whose server ends when a rank reads in some round.
+type mortalReads struct {
+	bootstrap.Store
+	round string
+}
+
+func (s mortalReads) Get(key string, timeout time.Duration) ([]byte, error) {
+	if strings.Contains(key, s.round+"/") {
+		return nil, errors.New("Connection reset by peer")
+	}
+	return s.Store.Get(key, timeout)
+}
+
+// A rank that has failed itself knows why, also where the store ends before it can read what the others tell. It raises
+// that with the status that it has where the store lives.
+func TestOwnFailureWhereTheStoreEnds(t *testing.T) {
+	for round, wrong := range map[string]options{
+		firstTry:     {"hostid": "1", "shm_attach": "tmpfs", "shm_dir": "/nonexistent"},
+		addressRound: {"hostid": "1", "socket_ifname": "=nosuch0"},
+	} {
+		t.Run(strings.Trim(round, "/"), func(t *testing.T) {
+			eachAProcess(t)
+			reason := map[string]string{firstTry: "/nonexistent", addressRound: "no network interface of this host is chosen"}[round]
+			mem := bootstrap.NewMemStore()
+			errs := make([]error, 2)
+			ranksOf(t, 2, func(rank int) error {
+				c := Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: opTimeout, Store: mem, Lasting: mem,
+					Options: options{"hostid": "0", "shm_attach": wrong["shm_attach"], "shm_dir": t.TempDir()}}
+				if rank == 1 {
+					c.Store, c.Options = mortalReads{mem, round}, wrong
+				}
+				_, errs[rank] = Get().Create(c)
+				return nil
+			})
+			require.ErrorContains(t, errs[0], reason)
+			f := CreateFailure("g", errs[1])
+			require.NoError(t, expect(f, coll.System, "1 of 2 ranks failed; rank 1: ", reason, "after that, ", "Connection reset by peer"))
+		})
+	}
+}
+
+// beginners are ranks that begin when rank 0 has told something, over a store that ends when rank 0 has raised. Each
+// waits longer than those in front of it.
+func beginners(t *testing.T, ranks []int, size int, timeout time.Duration, of func(rank int) options) []error {
+	mem, ended := bootstrap.NewMemStore(), new(atomic.Bool)
+	errs := make([]error, size)
+	var all sync.WaitGroup
+	for _, rank := range ranks {
+		all.Go(func() {
+			if rank > 0 {
+				if _, errs[rank] = mem.Get("sagecomm/1"+firstTry+"/0", opTimeout); errs[rank] != nil {
+					return
+				}
+			}
+			_, errs[rank] = Get().Create(Config{Rank: rank, Size: size, Name: t.Name(), Timeout: timeout + time.Duration(rank)*100*time.Millisecond,
+				Store: mortalStore{mem, ended}, Lasting: mem, Options: of(rank)})
+			if rank == 0 {
+				ended.Store(true)
+			}
+		})
+	}
+	all.Wait()
+	return errs
+}
+
+// Rank 0, whose process serves the store, has a wrong setting. The others begin later, and are told all the same, once.
+func TestAWrongSettingIsToldWhereTheStoreEnds(t *testing.T) {
+	errs := beginners(t, []int{0, 1, 2}, 3, opTimeout, func(rank int) options {
+		if rank == 0 {
+			return options{"link_timeout": "99"}
+		}
+		return nil
+	})
+	for rank, err := range errs {
+		require.ErrorContains(t, err, `option link_timeout="99" is not accepted`, rank)
+		require.NotContains(t, err.Error(), "before that", rank)
+	}
+}
+
+// The time of rank 0 runs out first. The others name the rank that is missing as well.
+func TestAnAbsentRankIsNamedWhereTheStoreEnds(t *testing.T) {
+	errs := beginners(t, []int{0, 2}, 3, givesUp, func(int) options { return nil })
+	for _, rank := range []int{0, 2} {
+		var late *bootstrap.TimeoutError
+		require.ErrorAs(t, errs[rank], &late, rank)
+		require.Equal(t, []int{1}, late.Missing, rank)
+	}
+}
