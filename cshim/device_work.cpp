@@ -317,7 +317,7 @@ void DeviceWork::awaitAfterError() noexcept {
 
 bool DeviceWork::passed() {
   if (endEvents_.empty() && !endUnknown_) {
-    noteAcquired(this); // no event tells this thread that the input was read: the thread that completed the operation knows
+    noteAcquired(this); // no event says that the input was read: the thread that has completed the operation knows it
     return true;
   }
   if (captured_ || passed_.load(std::memory_order_acquire)) {

@@ -1,10 +1,9 @@
-"""Tensors of an accelerator in groups over several hosts, on the emulated device of tests/emulator/simdev: through the
-engine that stages them, and failures also through the libraries of Huawei and Cambricon."""
+"""Tensors of an accelerator in groups over several hosts, through the engine that stages them, on the emulated device
+of tests/emulator/simdev."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,22 +15,17 @@ import torch.distributed as dist
 import device_calls
 import device_p2p
 import sagecomm
-from device_bed import EMULATOR, FEW, Schedule, Worlds, built
+from device_bed import FEW, Schedule, Worlds
 from device_calls import MINUTE
 from device_programs import N, accelerator, expect, full, held, main_stream, mine
 from failing import meet
-from programs import Programs
-from promises import kept
 from selection import quickly
-from test_device_tensors import KICK_MS, checked, ranks
-from test_vendor_devices import LIBRARIES, OF_COLLECTIVES
+from test_device_tensors import checked, ranks
 from worlds import World, on_hosts
 
 Shape = tuple[int, ...]
 TWO, FOUR = (1, 1), (2, 2)  # ranks of each host
 SHORT = timedelta(seconds=1)
-DEATH_S = 3.0  # until a death is an error on all ranks
-END_S = 10.0  # until the processes have ended behind it: a communicator may be ended in the background for 7 s
 LONG = 300_000  # elements: several frames
 
 PROGRAMS: list[Callable[[], Any]] = [
@@ -174,97 +168,3 @@ def test_a_timeout(fresh_world: Worlds) -> None:
     *waited, _ = over(fresh_world, FOUR, Schedule("lazy")).run(checked, last_one_does_not_call)
     assert len(set(waited)) == 1, waited
     assert "all_reduce #2" in waited[0]
-
-
-# ---- failures of operations that a vendor's library carries out, until the processes end ----
-
-# A rank says when it has called an operation, and what becomes of that. The last one does not call.
-A_RANK = """
-import ctypes
-sys.path.insert(0, {emulator!r})
-import build
-ctypes.CDLL(str(build.OUTPUT / "libemulator.so"), mode=ctypes.RTLD_GLOBAL)
-import simdev
-for library in {libraries!r}:
-    ctypes.CDLL(str(build.OUTPUT / library))
-rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
-torch.accelerator.set_device_index(rank)
-dist.init_process_group("sagecomm", timeout=timedelta(minutes=1))
-x = torch.ones(5, device={name!r})
-dist.all_reduce(x)
-torch.accelerator.synchronize()
-import sagecomm
-say(sagecomm.explain("all_reduce", 20, device=True)["engine"])
-seconds = hear()
-if rank != last:
-    dist.distributed_c10d._get_default_group()._get_backend(x.device)._set_default_timeout(
-        timedelta(seconds=int(seconds)))
-    work = dist.all_reduce(x, async_op=True)
-    say("called")
-    try:
-        work.wait(timedelta(minutes=1))
-    except dist.DistBackendError as error:
-        say(type(error).__name__, str(error))
-    try:
-        dist.all_reduce(x)
-    except dist.DistBackendError as error:
-        say(type(error).__name__, str(error))
-"""
-
-
-def vendor_programs(name: str, shape: Shape) -> Programs:
-    built()
-    settings = {
-        "SIMDEV_NAME": name,
-        "SIMDEV_LAUNCH_QUEUE": "1",
-        "SAGECOMM_ENGINE": OF_COLLECTIVES[name],
-        "EMULATOR_DEVICES": str(sum(shape)),
-        "EMULATOR_HOST_CLOCKS": "shared",
-        "EMULATOR_KICK_MS": KICK_MS,
-    }
-    script = A_RANK.format(emulator=str(EMULATOR), libraries=LIBRARIES[name], name=name)
-    return Programs(script, sum(shape), on_hosts(*shape, **settings))
-
-
-def called_by_all_but_one(ranks: Programs, name: str, timeout_s: int) -> range:
-    """Returns the ranks that wait for the last one."""
-    waiting = range(len(ranks.processes) - 1)
-    assert set(ranks.lines()) == {OF_COLLECTIVES[name]}
-    for rank in waiting:
-        ranks.tell(rank, str(timeout_s))
-    for rank in waiting:
-        assert ranks.line(rank) == "called"
-    return waiting
-
-
-with_a_library = pytest.mark.parametrize("name", quickly(["npu"], LIBRARIES))
-shapes = pytest.mark.parametrize("shape", quickly([TWO], [TWO, FOUR]))
-
-
-@with_a_library
-@shapes
-def test_a_death_with_a_library(name: str, shape: Shape) -> None:
-    with vendor_programs(name, shape) as ranks:
-        waiting = called_by_all_but_one(ranks, name, 60)
-        killed_at, dead = ranks.kill(len(waiting)), f"Connection closed by peer: rank {len(waiting)} ("
-        for rank in waiting:
-            texts = [ranks.line(rank) for _ in range(2)]
-            kept(time.monotonic() - killed_at, DEATH_S, f"PeerFailure on rank {rank}")
-            assert all(text.startswith("PeerFailure ") and dead in text for text in texts), texts
-        for rank in waiting:
-            assert ranks.ends(rank) == 0, ranks.errors(rank)
-        kept(time.monotonic() - killed_at, END_S, "the end of the processes")
-
-
-@with_a_library
-@shapes
-def test_a_timeout_with_a_library(name: str, shape: Shape) -> None:
-    with vendor_programs(name, shape) as ranks:
-        waiting = called_by_all_but_one(ranks, name, 1)
-        for rank in waiting:
-            texts = [ranks.line(rank) for _ in range(2)]
-            assert all(t.startswith("CollectiveTimeout ") and f"rank {len(waiting)} (" in t for t in texts), texts
-        ended_at = time.monotonic()
-        ranks.tell(len(waiting))
-        ranks.end_well()
-        kept(time.monotonic() - ended_at, END_S, "the end of the processes")
