@@ -149,7 +149,7 @@ def test_random_programs_over_hosts(cuda_bed: CudaBed, bed: str, hosts: tuple[in
 
 @needs_cuda
 def test_a_random_program_over_hosts(cuda_bed: CudaBed) -> None:
-    over_hosts(cuda_bed, "no waits", (2, 1), seeds_of(Schedule("lazy"))[:1], Schedule("lazy"))
+    over_hosts(cuda_bed, "waits", (1, 2), seeds_of(Schedule("lazy"))[:1], Schedule("lazy"))
 
 
 @pytest.mark.long
