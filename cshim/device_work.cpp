@@ -316,7 +316,11 @@ void DeviceWork::awaitAfterError() noexcept {
 }
 
 bool DeviceWork::passed() {
-  if ((endEvents_.empty() && !endUnknown_) || captured_ || passed_.load(std::memory_order_acquire)) {
+  if (endEvents_.empty() && !endUnknown_) {
+    noteAcquired(this); // no event says that the input was read: the thread that has completed the operation knows it
+    return true;
+  }
+  if (captured_ || passed_.load(std::memory_order_acquire)) {
     return true;
   }
   if (forked()) {

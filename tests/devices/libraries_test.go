@@ -53,26 +53,86 @@ func (r *rank) ends(want coll.Status, texts ...string) {
 	_ = r.group.Destroy()
 }
 
-// A kernel waits for a dead peer for ever. The survivors' operations fail, whether the library can end the kernel, as CNCL, or not, as
-// HCCL.
-func TestAPeerOfALibraryDies(t *testing.T) {
+// layouts are how many ranks each host has, in tests of peers that do not come. Of one host the ranks have no names.
+var layouts = [][]int{{2}, {4}, {1, 1}, {2, 2}}
+
+// onHosts gives ranks the variables by which they are on hosts that have that many each.
+func onHosts(sizes []int) map[int][]string {
+	list := map[int][]string{}
+	for host, size := range sizes {
+		for range size {
+			list[len(list)] = []string{fmt.Sprint("SAGECOMM_HOSTID=h", host)}
+		}
+	}
+	return list
+}
+
+// inLayouts runs a part of a test with each vendor and layout.
+func inLayouts(t *testing.T, body func(t *testing.T, v vendor, size int, variables map[int][]string)) {
+	t.Helper()
 	eachVendor(t, func(t *testing.T, v vendor) {
-		for _, size := range []int{2, 4} {
-			t.Run(fmt.Sprint(size), func(t *testing.T) {
-				last := size - 1
-				list := ranks(t, size, only(v), nil, func(r *rank) {
-					r.begin()
-					if r.rank == last {
-						_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-					}
-					r.ends(coll.PeerFailure, fmt.Sprint("rank ", last))
-				})
-				for i, o := range list {
-					survived := o.err == nil && strings.Contains(o.output, ran)
-					require.Equal(t, i != last, survived, "rank %d: %v\n%s", i, o.err, o.output)
+		for _, hosts := range layouts {
+			t.Run(strings.Trim(strings.ReplaceAll(fmt.Sprint(hosts), " ", "x"), "[]"), func(t *testing.T) {
+				if len(hosts) == 1 {
+					body(t, v, hosts[0], nil)
+					return
 				}
+				size := 0
+				for _, of := range hosts {
+					size += of
+				}
+				if size > len(hosts) {
+					quick.Skip(t, "two hosts with a rank each are enough")
+				}
+				body(t, v, size, onHosts(hosts))
 			})
 		}
+	})
+}
+
+// A kernel waits for a dead peer for ever. The survivors' operations fail, whether the library can end the kernel, as CNCL, or not, as
+// HCCL, and their processes end.
+func TestAPeerOfALibraryDies(t *testing.T) {
+	inLayouts(t, func(t *testing.T, v vendor, size int, variables map[int][]string) {
+		last := size - 1
+		list := ranks(t, size, only(v), variables, func(r *rank) {
+			r.begin()
+			require.True(t, r.has(engines[v.name]), "the library has carried out no operation")
+			if r.rank == last {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+			r.ends(coll.PeerFailure, fmt.Sprintf("Connection closed by peer: rank %d (", last))
+		})
+		for i, o := range list {
+			survived := o.err == nil && strings.Contains(o.output, ran)
+			require.Equal(t, i != last, survived, "rank %d: %v\n%s", i, o.err, o.output)
+		}
+	})
+}
+
+// A kernel waits for a peer that does not call. The operations of the others time out, and their processes end, as after a death.
+func TestARankOfALibraryDoesNotCall(t *testing.T) {
+	inLayouts(t, func(t *testing.T, v vendor, size int, variables map[int][]string) {
+		if variables == nil {
+			quick.Skip(t, "a case waits for a second, and between hosts there is more to go wrong")
+		}
+		last := size - 1
+		all(t, size, only(v), variables, func(r *rank) {
+			r.begin()
+			store, err := bootstrap.NewFileStore(os.Getenv(storeVariable))
+			require.NoError(t, err)
+			if r.rank < last {
+				require.NoError(t, r.group.SetTimeout(time.Second))
+				r.ends(coll.Timeout, fmt.Sprintf("rank %d (", last))
+				require.NoError(t, store.Set(fmt.Sprint("timed out/", r.rank), nil))
+				return
+			}
+			for i := range last {
+				_, err := store.Get(fmt.Sprint("timed out/", i), opBound)
+				require.NoError(t, err)
+			}
+			_ = r.group.Destroy()
+		})
 	})
 }
 

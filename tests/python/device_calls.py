@@ -344,6 +344,12 @@ def under_fake_cuda(rank: int, size: int, store: str) -> None:
     run_under_fake_cuda(rank, size, store, [captures_are_refused, *PROGRAMS])
 
 
+def take_device(rank: int) -> None:
+    """NCCL has a device for each rank. With other engines the ranks share the current one."""
+    if os.environ.get("SAGECOMM_ENGINE") == "nccl":
+        torch.cuda.set_device(rank)
+
+
 def run_under_fake_cuda(rank: int, size: int, store: str, programs: list[Callable[[], Any]]) -> None:
     import fake_cuda
 

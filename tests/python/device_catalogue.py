@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -157,6 +158,29 @@ def blocks_that_do_not_fit() -> None:
     expect(x, 5)
 
 
+# ---- operations that only another thread has seen to end ----
+
+
+def complete_without_an_output() -> None:
+    """A rank reads in another stream what it has sent, when the operation is complete. A thread of the library sees
+    that end, and no stream has an event for it. It fails without the note in DeviceWork::passed()."""
+    side = torch.Stream(accelerator())
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: dist.broadcast(x, 0, async_op=True),
+        lambda x: dist.isend(x, 1) if dist.get_rank() == 0 else dist.irecv(x, 0),
+    ]
+    for call in calls:
+        x, ended = full(0), threading.Event()
+        side.wait_stream(main_stream())
+        with side:
+            x += mine()
+            work = call(x)
+        work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
+        assert ended.wait(60)
+        until(work.is_completed)
+        expect(x + 1, 2)
+
+
 # ---- types, places in memory ----
 
 
@@ -292,6 +316,7 @@ PROGRAMS: list[Callable[[], Any]] = [
     different_calls,
     splits_that_do_not_fit,
     blocks_that_do_not_fit,
+    complete_without_an_output,
     reductions_and_types,
     float8_is_moved,
     odd_places,

@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import cuda_holds
 import sagecomm
-from device_calls import MINUTE
+from device_calls import MINUTE, take_device
 from device_nccl_waits import interrupt
 from device_programs import SUM, N, accelerator, expect, full, held, main_stream, mine
 from device_waits import until
@@ -26,8 +26,7 @@ SHORT = timedelta(seconds=1)
 
 
 def join(rank: int, size: int, store: str, **how: Any) -> None:
-    if os.environ.get("SAGECOMM_ENGINE") == "nccl":
-        torch.cuda.set_device(rank)
+    take_device(rank)
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, **how)
 
 

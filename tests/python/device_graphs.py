@@ -316,6 +316,11 @@ def refusals(rank: int, size: int, store: str) -> list[str]:
     return texts
 
 
+def cannot_join(rank: int, size: int, store: str) -> str:
+    """The error of a group that cannot be made."""
+    return refusal(lambda: join(rank, size, store))
+
+
 def works() -> None:
     """The Work of a captured operation is complete at once. Waiting for it brings a stream into the capture, and does
     nothing when the capture is over."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from device_calls import MINUTE, run_under_fake_cuda
+from device_calls import MINUTE, run_under_fake_cuda, take_device
 from device_each import OPERATIONS, Block, Call, contiguous, strided
 from device_programs import ELSEWHERE, N, accelerator, expect, full, held, main_stream
 from device_waits import until
@@ -236,6 +236,7 @@ def programs(seeds: Sequence[int]) -> None:
 
 def under_fake_cuda(rank: int, size: int, store: str, seeds: Sequence[int], devices: int) -> None:
     """With several devices, the current one is none of those of most calls."""
+    take_device(rank)
     used = [torch.device("cuda", device) for device in range(devices)] if devices > 1 else []
 
     def random_programs() -> None:

@@ -19,6 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_s
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from device_calls import take_device
+
 STEPS = 30
 CLASSES = 5
 
@@ -101,6 +103,7 @@ def under_fake_cuda(rank: int, size: int, store: str, function: str, *arguments:
     """Calls `module:function` with the arguments, in a child of cuda_bed.py."""
     import fake_cuda
 
+    take_device(rank)
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
     result = called(function, *arguments)
     fake_cuda.check()

@@ -3,7 +3,10 @@ programs)."""
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ import device_random
 from cuda_bed import CudaBed
 from device_bed import ALL, FEW, Schedule, Worlds, lazily, quick_if_lazy, under_schedules
 from test_device_tensors import KICK_MS, NO_WAITS, checked, ranks
+from worlds import World, on_hosts
 
 needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
@@ -111,6 +115,54 @@ def test_a_random_program(cuda_bed: CudaBed) -> None:
 @pytest.mark.parametrize("queue", ["streams", "launch queue"])
 def test_random_programs_on_simdev(fresh_world: Worlds, schedule: Schedule, queue: str) -> None:
     world = ranks(fresh_world, schedule, 3, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
+    world.run(checked, device_random.programs, seeds_of(schedule))
+
+
+BEDS_OVER_HOSTS = {
+    "waits": {"SAGECOMM_ENGINE": "staged"},
+    "no waits": {"SAGECOMM_ENGINE": "staged", "EMULATOR_FAULTS": NO_WAITS},
+    "nccl": {"SAGECOMM_ENGINE": "nccl", "EMULATOR_DEVICES": "3"},
+}
+HOSTS = [(1, 2), (2, 1), (1, 1, 1)]
+
+
+def with_hosts(*beds: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Beds with the ranks of each host, which take turns; all of them with each bed under `make test-streams`."""
+    if "SEEDS" in os.environ:
+        return list(itertools.product(beds, HOSTS))
+    return list(zip(beds, HOSTS, strict=False))
+
+
+def over_hosts(cuda_bed: CudaBed, bed: str, hosts: tuple[int, ...], seeds: list[int], schedule: Schedule) -> None:
+    settings: dict[str, Any] = {"EMULATOR_KICK_MS": KICK_MS, "SAGECOMM_CHECKSUMS": "always", **BEDS_OVER_HOSTS[bed]}
+    settings |= {"schedule": schedule.name, "seed": schedule.seed}
+    cuda_bed.ranks("device_random:under_fake_cuda", 3, seeds, 1, hosts=hosts, **settings)
+
+
+@pytest.mark.long
+@needs_cuda
+@pytest.mark.parametrize("schedule", FEW, ids=str)
+@pytest.mark.parametrize(("bed", "hosts"), with_hosts(*BEDS_OVER_HOSTS), ids=str)
+def test_random_programs_over_hosts(cuda_bed: CudaBed, bed: str, hosts: tuple[int, ...], schedule: Schedule) -> None:
+    over_hosts(cuda_bed, bed, hosts, seeds_of(schedule), schedule)
+
+
+@needs_cuda
+def test_a_random_program_over_hosts(cuda_bed: CudaBed) -> None:
+    over_hosts(cuda_bed, "waits", (1, 2), seeds_of(Schedule("lazy"))[:1], Schedule("lazy"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", FEW, ids=str)
+@pytest.mark.parametrize(("queue", "hosts"), with_hosts("streams", "launch queue"), ids=str)
+def test_random_programs_over_hosts_on_simdev(
+    fresh_world: Worlds, queue: str, hosts: tuple[int, ...], schedule: Schedule
+) -> None:
+    def on_its_hosts(size: int, environment: dict[str, str]) -> World:
+        assert size == sum(hosts)
+        return fresh_world(size, on_hosts(*hosts, **environment))
+
+    world = ranks(on_its_hosts, schedule, 3, SIMDEV_LAUNCH_QUEUE=str(int(queue == "launch queue")))
     world.run(checked, device_random.programs, seeds_of(schedule))
 
 

@@ -52,8 +52,14 @@ needs_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="this torch w
 
 @pytest.fixture(scope="module")
 def on_the_cpu(pool: Pool) -> Callable[..., list[str]]:
-    """on_the_cpu(ranks, function, *arguments) returns what the ranks return with tensors of the CPU."""
-    return cache(lambda size, function, *arguments: pool.world(size).run(device_training.called, function, *arguments))
+    """on_the_cpu(ranks, function, *arguments) returns what the ranks return with tensors of the CPU. The ranks are a
+    number, or those of several hosts."""
+
+    def results(ranks: int | tuple[int, ...], function: str, *arguments: Any) -> list[str]:
+        world = pool.hosts(*ranks) if isinstance(ranks, tuple) else pool.world(ranks)
+        return world.run(device_training.called, function, *arguments)
+
+    return cache(results)
 
 
 RUN = "device_training:under_fake_cuda"
@@ -85,6 +91,11 @@ def test_sharded(
     compare(cuda_bed, on_the_cpu, 2, schedule, f"device_sharded:{name}", kind)
 
 
+def call_of(what: tuple[str, str | None]) -> tuple[str, str | None] | tuple[str, str, str | None]:
+    name, kind = what
+    return ("device_training:data_parallel", name, kind) if what in DATA_PARALLEL else (f"device_sharded:{name}", kind)
+
+
 @needs_cuda
 @pytest.mark.long
 @pytest.mark.parametrize("schedule", [LAZY, *RANDOM] if "SEEDS" in os.environ else RANDOM[:1], ids=str)
@@ -92,10 +103,30 @@ def test_sharded(
 def test_four_ranks(
     cuda_bed: CudaBed, on_the_cpu: Callable[..., list[str]], what: tuple[str, str | None], schedule: Schedule
 ) -> None:
-    name, kind = what
-    of_ddp = what in DATA_PARALLEL
-    call = ("device_training:data_parallel", name, kind) if of_ddp else (f"device_sharded:{name}", kind)
-    compare(cuda_bed, on_the_cpu, 4, schedule, *call)
+    compare(cuda_bed, on_the_cpu, 4, schedule, *call_of(what))
+
+
+HOSTS = (2, 2)
+TRAINED_OVER_HOSTS = [("mlp", None), ("convolutions", "bf16"), ("fully_sharded", "plain")]
+ENGINES_OVER_HOSTS = list(itertools.product(["staged", "nccl"], TRAINED_OVER_HOSTS))
+
+
+@needs_cuda
+@pytest.mark.parametrize("schedule", [LAZY, *RANDOM] if "SEEDS" in os.environ else RANDOM[:1], ids=str)
+@pytest.mark.parametrize("of", quickly(ENGINES_OVER_HOSTS[:1], ENGINES_OVER_HOSTS), ids=case)
+def test_over_hosts(
+    cuda_bed: CudaBed,
+    on_the_cpu: Callable[..., list[str]],
+    of: tuple[str, tuple[str, str | None]],
+    schedule: Schedule,
+) -> None:
+    """`staged` adds as ranks of these hosts do on the CPU, and the emulated NCCL as ranks of one host do."""
+    engine, what = of
+    function, *arguments = call_of(what)
+    expected = on_the_cpu(HOSTS if engine == "staged" else sum(HOSTS), function, "cpu", *arguments)
+    settings: dict[str, Any] = {"EMULATOR_KICK_MS": "5", "EMULATOR_DEVICES": "4", "SAGECOMM_ENGINE": engine}
+    settings |= {"SAGECOMM_CHECKSUMS": "always", "schedule": schedule.name, "seed": schedule.seed}
+    assert cuda_bed.ranks(RUN, sum(HOSTS), function, "cuda", *arguments, hosts=HOSTS, **settings) == expected
 
 
 @needs_cuda

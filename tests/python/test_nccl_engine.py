@@ -45,6 +45,7 @@ def test_a_peer_on_another_host_dies(cuda_bed: CudaBed, hosts: tuple[int, ...]) 
     assert len(survivors) == size - 1
     for text in survivors:
         assert text.startswith("PeerFailure: "), text
+        assert f": rank {size - 1} (" in text, text
 
 
 RESULTS = {"ncclRemoteError": 6, "ncclSystemError": 2}
@@ -171,6 +172,7 @@ def test_calls_that_differ_and_end_all_the_same(cuda_bed: CudaBed) -> None:
 def test_a_rank_is_absent(cuda_bed: CudaBed, hosts: tuple[int, ...]) -> None:
     for text in cuda_bed.ranks("device_nccl:rank_is_absent", 2, hosts=hosts, **SETTINGS):
         assert text.startswith("CollectiveTimeout: "), text
+        assert "rank 1 (" in text, text
 
 
 REASONS = {

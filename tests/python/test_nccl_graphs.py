@@ -55,6 +55,61 @@ def test_what_graphs_cannot_hold(cuda_bed: CudaBed) -> None:
         assert "or set SAGECOMM_ENGINE=cuda on all ranks" in bits
 
 
+# ---- over several hosts ----
+
+HOSTS = [(1, 1), (2, 2)]
+CPU_TAKES_PART = "a graph cannot hold an operation that the CPU takes part in; call it outside of the capture"
+
+
+@pytest.mark.parametrize("hosts", quickly([(1, 1)], HOSTS), ids=str)
+def test_replays_over_hosts(cuda_bed: CudaBed, hosts: tuple[int, ...]) -> None:
+    of_case = {**SETTINGS, "schedule": "random"}
+    counts = cuda_bed.ranks("device_graphs:in_group", sum(hosts), "replays", [24], LAUNCHES, hosts=hosts, **of_case)
+    assert counts == [len(OPERATIONS)] * sum(hosts)
+
+
+def test_what_graphs_cannot_hold_over_hosts(cuda_bed: CudaBed) -> None:
+    """Nobody is told to set the engine cuda, which is for one host."""
+    for texts in cuda_bed.ranks("device_graphs:refusals", 2, hosts=(1, 1), **SETTINGS):
+        assert CPU_TAKES_PART in texts[-1]
+        assert not any("SAGECOMM_ENGINE" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("offered", [True, False], ids=["nccl is there", "nccl is not there"])
+def test_captures_that_staged_refuses_over_hosts(cuda_bed: CudaBed, offered: bool) -> None:
+    """The error names nccl where all ranks offer it, and never cuda."""
+    settings = {**SETTINGS, "SAGECOMM_ENGINE": "staged", **({} if offered else {"NCCL_COMM_BLOCKING": "1"})}
+    nccl = ", or set SAGECOMM_ENGINE=nccl on all ranks: a graph can hold collectives of that engine"
+    for first, p2p in cuda_bed.ranks("device_graphs:refusals", 2, hosts=(1, 1), **settings):
+        assert CPU_TAKES_PART in first
+        assert (nccl in first) == offered
+        assert "cuda" not in first.partition(CPU_TAKES_PART)[2]
+        assert "SAGECOMM_ENGINE" not in p2p
+
+
+def test_the_engine_cuda_over_hosts(cuda_bed: CudaBed) -> None:
+    """It is refused before anything can be captured."""
+    settings = {**SETTINGS, "SAGECOMM_ENGINE": "cuda"}
+    for text in cuda_bed.ranks("device_graphs:cannot_join", 2, hosts=(1, 1), **settings):
+        assert "SAGECOMM_ENGINE=cuda, but " in text
+        assert "the ranks are on several hosts" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hosts", [(1, 1), (1, 3)], ids=str)
+def test_a_peer_on_another_host_dies(cuda_bed: CudaBed, hosts: tuple[int, ...]) -> None:
+    last = sum(hosts) - 1
+    survivors = cuda_bed.ranks("device_graphs:peer_dies", last + 1, 1, dies=last, hosts=hosts, **SETTINGS)
+    assert len(survivors) == last
+    for survivor in survivors:
+        for text in survivor.split(" / "):
+            assert text.startswith("PeerFailure: "), text
+            assert f": rank {last} (" in text, text
+
+
+# ---- failures ----
+
+
 @deaths([2, 3, 4], ["lazy", "eager", "random"], cases_of(2, 5), [(3, "random", 1)])
 def test_a_peer_dies(cuda_bed: CudaBed, size: int, schedule: str, seed: int) -> None:
     """Graphs of the survivors go on, launches after that too, and operations raise."""
