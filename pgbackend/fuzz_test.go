@@ -243,16 +243,22 @@ func described(t testing.TB) map[string][]byte {
 	return wrote
 }
 
-// withoutEngines returns a description that says of no engine whether the rank offers it.
-func withoutEngines(t testing.TB, description []byte) []byte {
+// with returns a description with another value of a field.
+func with(t testing.TB, description []byte, field, value string) []byte {
 	t.Helper()
 	var fields map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(description, &fields))
-	require.Contains(t, fields, "engines")
-	fields["engines"] = []byte("null")
+	fields[field] = []byte(value)
 	text, err := json.Marshal(fields)
 	require.NoError(t, err)
 	return text
+}
+
+// withoutEngines returns a description that says of no engine whether the rank offers it.
+func withoutEngines(t testing.TB, description []byte) []byte {
+	t.Helper()
+	require.Contains(t, string(description), `"engines"`)
+	return with(t, description, "engines", "null")
 }
 
 // Whatever a rank writes into the store as its description and its addresses, the others make a group of it, or refuse
@@ -270,12 +276,31 @@ func FuzzDescriptions(f *testing.F) {
 	f.Add(bytes.ReplaceAll(other, []byte("host 1"), []byte("host 0")), []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["1.2.3.4:5"]}`))
 	f.Add(other, wrote[addressRound+"/0"])
 	f.Add(other, []byte(`{"id":"AAAAAAAAAAAAAAAAAAAAAA==","at":["0.0.0.0:5"]}`))
+	first = with(f, first, "listener", `{"addresses":["127.0.0.1"],"port":5}`)
+	for _, at := range []string{
+		`{"addresses":["10.0.0.1","fd00::1"],"port":65535}`, `{"addresses":[],"port":5}`, `{"addresses":["10.0.0.1"],"port":0}`,
+		`{"addresses":["0.0.0.0"],"port":5}`, `{"addresses":["fe80::1%eth0"],"port":5}`, `{"addresses":[""],"port":5}`,
+	} {
+		f.Add(with(f, other, "listener", at), wrote[addressRound+"/1"])
+	}
 	settings, err := env.Resolve(nil, map[string]string{"probe": "off"})
 	require.NoError(f, err)
 	tuning, err := readTuningSettings(settings)
 	require.NoError(f, err)
 	f.Fuzz(func(t *testing.T, description, addresses []byte) {
-		g := &Group{process: Get(), name: "g", size: 2, settings: settings, tuningSettings: tuning, life: lifetime{gone: make([]bool, 2)}}
+		newGroup := func(born *birth) *Group {
+			return &Group{process: Get(), name: "g", size: 2, settings: settings, tuningSettings: tuning, life: lifetime{gone: make([]bool, 2)}, birth: born}
+		}
+		atID := newGroup(&birth{})
+		if err := atID.introduce([][]byte{first, description}); err != nil {
+			require.Regexp(t, `rank 1\b|ranks 0 and 1\b`, err.Error())
+		} else {
+			at := atID.members[1].Listener
+			derived := atID.birth.id.Derive("g", at.Addresses, at.Port).Encode()
+			_, err := bootstrap.ParseID(derived[:])
+			require.NoError(t, err)
+		}
+		g := newGroup(nil)
 		var err error
 		if err = g.introduce([][]byte{first, description}); err == nil {
 			err = g.choose()

@@ -139,8 +139,8 @@ def started_twice(folder: str, unique_id: bytes, rank: int, size: int) -> None:
 
 @pytest.mark.long
 def test_two_ranks_with_one_number(tmp_path: Path) -> None:
-    environments = [each | {"SAGECOMM_TIMEOUT": "2"} for each in on_hosts((1, 1, 1))]
-    environments[0]["SAGECOMM_TIMEOUT"] = "6"  # its process serves the store
+    environments = [each | {"SAGECOMM_TIMEOUT": "5"} for each in on_hosts((1, 1, 1))]
+    environments[0]["SAGECOMM_TIMEOUT"] = "9"  # its process serves the store
     in_processes(partial(started_twice, str(tmp_path)), unique_id, 3, environments=environments)
 
 
