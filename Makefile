@@ -117,7 +117,7 @@ with_cuda12 = cd $(root) && CUDA_INCLUDE=$(cuda12)/nvidia/cuda_runtime/include
 core-cuda12: $(cuda12)/libsagecomm.so ## check and build the core with the headers of CUDA 12 into build/cuda12
 
 $(cuda12)/libsagecomm.so: $(core_sources) $(cuda12)/.ready | compilers
-	$(with_cuda12) $(go) vet ./internal/device/cuda ./internal/lazylink
+	$(with_cuda12) WITHOUT_TESTING=yes $(go) vet -trimpath ./internal/device/cuda ./internal/lazylink
 	$(with_cuda12) WITHOUT_TESTING=yes $(go) build -buildvcs=false -trimpath -buildmode=c-shared $(core_ldflags) -o $@ ./export
 	$(call needs_no_vendor,$@)
 

@@ -283,11 +283,12 @@ func (b *driverBed) kernels() {
 	}
 	b.expect("LoadKernels", b.d.LoadKernels, relaxed(calls...)...)
 
-	b.vars["input1"] = b.data + 4096
-	reduction := device.Reduction{Type: coll.Float32, Op: coll.Avg, Inputs: []uintptr{b.data, b.data + 4096}, Output: b.data + 8192, Count: 1002, Operand: 2}
+	b.vars["input1"], b.vars["sum"] = b.data+0x10000, b.data+0x20000
+	reduction := device.Reduction{Type: coll.Float32, Op: coll.Avg, Inputs: []uintptr{b.data, b.vars["input1"]}, Output: b.vars["sum"],
+		Count: 4102, Operand: 2} // 1,025 packs, for three blocks
 	b.expect("Reduce", func() error { return b.d.Reduce(b.in, reduction) }, withContext(
-		"cuLaunchKernel f=avg_f32 gridDimX=1 gridDimY=1 gridDimZ=1 blockDimX=512 blockDimY=1 blockDimZ=1 sharedMemBytes=0 hStream=in0 kernelParams=* extra=0",
-		"kernelParam data input1"+strings.Repeat(" 0", 62), "kernelParam second", "kernelParam 1002", "kernelParam 250", "kernelParam 2",
+		"cuLaunchKernel f=avg_f32 gridDimX=3 gridDimY=1 gridDimZ=1 blockDimX=512 blockDimY=1 blockDimZ=1 sharedMemBytes=0 hStream=in0 kernelParams=* extra=0",
+		"kernelParam data input1"+strings.Repeat(" 0", 62), "kernelParam sum", "kernelParam 4102", "kernelParam 1025", "kernelParam 2",
 		"kernelParam 4611686018427387904")...) // the bits of 2.0
 }
 

@@ -108,20 +108,21 @@ def test_four_ranks(
 
 HOSTS = (2, 2)
 TRAINED_OVER_HOSTS = [("mlp", None), ("convolutions", "bf16"), ("fully_sharded", "plain")]
-ENGINES_OVER_HOSTS = list(itertools.product(["staged", "nccl"], TRAINED_OVER_HOSTS))
 
 
 @needs_cuda
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", [LAZY, *RANDOM] if "SEEDS" in os.environ else RANDOM[:1], ids=str)
-@pytest.mark.parametrize("of", quickly(ENGINES_OVER_HOSTS[:1], ENGINES_OVER_HOSTS), ids=case)
+@pytest.mark.parametrize("what", TRAINED_OVER_HOSTS, ids=case)
+@pytest.mark.parametrize("engine", ["staged", "nccl"])
 def test_over_hosts(
     cuda_bed: CudaBed,
     on_the_cpu: Callable[..., list[str]],
-    of: tuple[str, tuple[str, str | None]],
+    engine: str,
+    what: tuple[str, str | None],
     schedule: Schedule,
 ) -> None:
     """`staged` adds as ranks of these hosts do on the CPU, and the emulated NCCL as ranks of one host do."""
-    engine, what = of
     function, *arguments = call_of(what)
     expected = on_the_cpu(HOSTS if engine == "staged" else sum(HOSTS), function, "cpu", *arguments)
     settings: dict[str, Any] = {"EMULATOR_KICK_MS": "5", "EMULATOR_DEVICES": "4", "SAGECOMM_ENGINE": engine}

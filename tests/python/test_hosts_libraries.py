@@ -11,7 +11,6 @@ import pytest
 from device_bed import EMULATOR, build_bound, built
 from programs import Programs
 from promises import kept
-from selection import quickly
 from test_device_tensors import KICK_MS
 from test_vendor_devices import LIBRARIES, OF_COLLECTIVES
 from worlds import on_hosts
@@ -82,8 +81,9 @@ def called_by_all_but_one(ranks: Programs, name: str, timeout_s: int) -> range:
     return waiting
 
 
-@pytest.mark.parametrize("name", quickly(["npu"], LIBRARIES))
-@pytest.mark.parametrize("shape", quickly([TWO], [TWO, FOUR]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("shape", [TWO, FOUR], ids=str)
 def test_a_death_with_a_library(name: str, shape: Shape) -> None:
     with vendor_programs(name, shape) as ranks:
         waiting = called_by_all_but_one(ranks, name, 60)
@@ -99,7 +99,7 @@ def test_a_death_with_a_library(name: str, shape: Shape) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LIBRARIES)
-@pytest.mark.parametrize("shape", [TWO, FOUR])
+@pytest.mark.parametrize("shape", [TWO, FOUR], ids=str)
 def test_a_timeout_with_a_library(name: str, shape: Shape) -> None:
     with vendor_programs(name, shape) as ranks:
         waiting = called_by_all_but_one(ranks, name, 1)

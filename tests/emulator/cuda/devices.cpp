@@ -67,7 +67,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
       *value = 9;
       break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      *value = 4;
+      *value = 16;
       break;
     case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
       *value = 32;

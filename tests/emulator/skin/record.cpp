@@ -17,7 +17,9 @@ constexpr int unknown = -2, none = -1;
 std::atomic<int> file{unknown};
 
 // A process that was forked has variables of its own.
-void forget() { file = unknown; }
+void forget() {
+  if (const int old = file.exchange(unknown); old >= 0) close(old);
+}
 
 int find() {
   static const int forgetting = pthread_atfork(nullptr, nullptr, forget);
