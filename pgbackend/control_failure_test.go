@@ -91,6 +91,7 @@ func TestControlTimeoutNamesWhoHasBegunOnADevice(t *testing.T) {
 
 // So it is where the others are through the join and wait in the collective itself.
 func TestATimeoutOnADeviceNamesWhoHasBegun(t *testing.T) {
+	withDevices(t)
 	w := newWorld(t, 2)
 	w.each(func(g *Group) error { return exchanged(g, topicEngine, 0, func(int) int { return 9 }) })
 	require.NoError(t, w.groups[0].SetTimeout(short))

@@ -32,7 +32,7 @@ RATES = "rates"
 ENGINES = ("cuda", "staged")  # in the order of their checks; those of vendors' libraries need a device for each rank
 SIZES = (8, 4 << 10, 256 << 10, 4 << 20, 64 << 20)
 RATE_RANKS = (2, 4, 8)
-RATE_ROUNDS = 3  # at least
+RATE_ROUNDS = 3  # at least, on a GPU
 TOGETHER = 8  # ranks at a time on a GPU, as many as the largest check has; on the emulator one check at a time
 MEASURED = "time and bandwidth beside gloo and beside copies through pinned memory"
 WIDTH = max(len(check.name) for check in CHECKS) + 2  # of a column of names
@@ -115,8 +115,9 @@ class Run:
         measured: list[dict[str, Any]] = []
         if why := self.why_late():
             return _row(RATES, MEASURED, size, "", "late", error=why), measured
-        sizes, seconds = (SIZES[:2], 0.01) if emulated() else (SIZES, 0.1)  # times of the emulator say nothing
-        rounds = max(RATE_ROUNDS, self.rounds)
+        # Times of the emulator say nothing.
+        sizes, seconds, least = (SIZES[:2], 0.01, 1) if emulated() else (SIZES, 0.1, RATE_ROUNDS)
+        rounds = max(least, self.rounds)
 
         def run() -> None:
             measured.extend(self.ranks("gpu_rates:measure", size, self.engines, sizes, seconds, rounds)[0])
