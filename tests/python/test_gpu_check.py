@@ -57,14 +57,12 @@ def test_some_checks(cuda_bed: CudaBed, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_one_call_runs_both_engines(cuda_bed: CudaBed, tmp_path: Path) -> None:
-    """As `make gpu-check` does: checks with each engine, collectives in graphs, and all ways side by side."""
-    only = ["holds", "graph-collectives", "graph-refused", "rates"]
+    """As `make gpu-check` does: checks with each engine, and all ways side by side."""
+    only = ["holds", "graph-refused", "rates"]
     code, text, report = checked(cuda_bed, tmp_path, "--only", *only, "--ranks", "2", "--together", "4")
     assert code == 0, text
     assert report["engines"] == ["cuda", "staged"]
     assert sorted((row["name"], row["engine"], row["outcome"]) for row in report["checks"]) == [
-        ("graph-collectives", "cuda", "passed"),
-        ("graph-collectives", "staged", "skipped"),
         ("graph-refused", "cuda", "skipped"),
         ("graph-refused", "staged", "passed"),
         ("holds", "cuda", "passed"),
@@ -72,6 +70,44 @@ def test_one_call_runs_both_engines(cuda_bed: CudaBed, tmp_path: Path) -> None:
     ]
     measured = {row["through"] for row in report["rates"] if "refused" not in row}
     assert measured == {"cuda", "staged", "gloo", "pinned"}
+
+
+# What a run without options does on a GPU.
+PLAN = """
+import json
+import gpu_check
+
+class Run(gpu_check.Run):
+    engines, room = gpu_check.ENGINES, gpu_check.TOGETHER
+
+    def __init__(self):
+        pass
+
+    def check(self, check, size, engine):
+        return {"does": [check.name, size, engine, self.why_not(check, engine)]}
+
+    def rates(self, size):
+        return {"does": ["rates", size, "", ""]}, []
+
+names = [*(check.name for check in gpu_check.CHECKS), "rates"]
+print(json.dumps([task.run()[0]["does"] for task in Run().tasks(names, 8)]))
+"""
+
+
+def test_a_run_without_options_does_all() -> None:
+    """It runs each check that hardware can run, collectives in graphs included. The measurements come before the checks
+    of the second engine."""
+    command = [sys.executable, "-c", PLAN]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    runs = [(name, size, engine) for name, size, engine, why_not in plan if not why_not]
+    assert {name for name, _, _ in runs} == {check.name for check in CHECKS if not check.emulated_only} | {"rates"}
+    assert {("graph-collectives", 2, "cuda"), ("graph-refused", 2, "staged"), ("16-random", 8, "cuda")} <= {*runs}
+    assert [size for name, size, _ in runs if name == "rates"] == [2, 4, 8]
+    assert [name for name, _, _, _ in plan].count("nccl") == 1
+    engines = [engine for _, _, engine in runs]
+    assert engines == sorted(engines, key=["cuda", "", "staged"].index)
 
 
 def test_checks_that_run_together() -> None:
