@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,27 @@ TOGETHER = 8  # ranks at a time on a GPU, as many as the largest check has; on t
 MEASURED = "time and bandwidth beside gloo and beside copies through pinned memory"
 WIDTH = max(len(check.name) for check in CHECKS) + 2  # of a column of names
 LINES_OF_AN_ERROR = 40  # that are printed; FILE of --json has all
+
+
+def planned(only: list[str], most: int, engines: Sequence[str]) -> Iterator[tuple[Check | None, int, str]]:
+    """Yields the checks with the first engine, the measurements, which are None and of all engines, and the checks with
+    the other engines: what comes last is left out first if the time is short. Each has its number of ranks."""
+    for engine in engines:
+        first = engine == engines[0]
+        for check in CHECKS:
+            if check.name in only and (first or not check.once):
+                yield from ((check, size, engine) for size in check.ranks if size <= most)
+        if first and RATES in only:
+            yield from ((None, size, "") for size in RATE_RANKS if size <= most)
+
+
+def why_not(check: Check, engine: str) -> str:
+    """Returns why a check is skipped with an engine, "" if it is not."""
+    if check.emulated_only and not emulated():
+        return "it needs a fault that only the emulator makes"
+    if check.hardware_only and emulated():
+        return check.hardware_only
+    return check.staged_only if engine == "cuda" else check.cuda_only
 
 
 class Run:
@@ -87,16 +109,9 @@ class Run:
         late = time.monotonic() > self.began + 60 * self.minutes
         return f"the {self.minutes:g} minutes of --minutes are over" if late else ""
 
-    def why_not(self, check: Check, engine: str) -> str:
-        if check.emulated_only and not emulated():
-            return "it needs a fault that only the emulator makes"
-        if check.hardware_only and emulated():
-            return check.hardware_only
-        return check.staged_only if engine == "cuda" else check.cuda_only
-
     def check(self, check: Check, size: int, engine: str) -> dict[str, Any]:
         """Runs a check on so many ranks with an engine. Returns its row."""
-        if why := self.why_not(check, engine):
+        if why := why_not(check, engine):
             return _row(check.name, check.what, size, engine, "skipped", error=why)
         if why := self.why_late():
             return _row(check.name, check.what, size, engine, "late", error=why)
@@ -125,21 +140,16 @@ class Run:
         return _attempt(run, RATES, MEASURED, size, ""), measured
 
     def tasks(self, only: list[str], most: int) -> Iterator[Task]:
-        """Yields the checks with the first engine, the measurements, and the checks with the others: what comes last is
-        left out first if the time is short."""
-        for engine in self.engines:
-            first = engine == self.engines[0]
-            for check in CHECKS:
-                for size in check.ranks:
-                    if check.name in only and size <= most and (first or not check.once):
+        """Yields what is planned."""
+        for check, size, engine in planned(only, most, self.engines):
+            if check is None:
+                yield Task(self.room, partial(self.rates, size))
+            else:
+                yield Task(self.room if check.alone else size, partial(self.result_of, check, size, engine))
 
-                        def run(check: Check = check, size: int = size, engine: str = engine) -> Result:
-                            return self.check(check, size, engine), []
-
-                        yield Task(self.room if check.alone else size, run)
-            for size in RATE_RANKS:
-                if first and RATES in only and size <= most:
-                    yield Task(self.room, lambda size=size: self.rates(size))
+    def result_of(self, check: Check, size: int, engine: str) -> Result:
+        """Runs a check, which measures nothing."""
+        return self.check(check, size, engine), []
 
 
 def _row(
@@ -288,6 +298,10 @@ def main() -> int:
     options = parsed()
     if options.list:
         return show_list()
+    plan = planned(options.only, options.ranks, options.engine)
+    if all(check is not None and why_not(check, engine) for check, _, engine in plan):
+        print("sagecomm: gpu-check: none of these checks runs with these ranks and engines", file=sys.stderr)
+        return 1
     run = Run(options)
     try:
         report = carry_out(run, options)
@@ -298,9 +312,6 @@ def main() -> int:
         return 2
     outcomes = [row["outcome"] for row in report["checks"]]
     print(", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped", "late")))
-    if not {"passed", "failed", "late"} & {*outcomes}:
-        print("sagecomm: gpu-check: no check with these names runs with these ranks and engines", file=sys.stderr)
-        return 1
     return int("failed" in outcomes or "late" in outcomes)
 
 
