@@ -66,6 +66,46 @@ func TestTimeoutNamesTheExchangeOfAnAbsentRank(t *testing.T) {
 	expectAll(t, list, coll.Timeout, "all_reduce #1", "not arrived: rank 1 (", `waits in control exchange "devices of rank 1", to which rank 0 has not come`)
 }
 
+// A rank that stops within its first collective on a device, behind an exchange of the join, is not said to have called none.
+func TestControlTimeoutNamesWhoHasBegunOnADevice(t *testing.T) {
+	for _, c := range []struct {
+		sums int // on the CPU before
+		text string
+	}{
+		{0, ") has begun its first collective on a device; every rank must come to it"},
+		{1, ") last called all_reduce #1 (float32, SUM, 10 elements), and has begun its first collective on a device; every rank must come to it"},
+	} {
+		w := newWorld(t, 2)
+		w.each(func(g *Group) error {
+			for range c.sums {
+				if f := sum(g, 10); f != nil {
+					return f
+				}
+			}
+			return exchanged(g, topicEngine, 0, func(int) int { return 9 })
+		})
+		_, f := w.groups[0].exchange(topicEngine, "memory of cuda", nil, short)
+		require.NoError(t, expect(f, coll.Timeout, `in control exchange "memory of cuda" (topic engine); not arrived: rank 1 (`, c.text))
+	}
+}
+
+// So it is where the others are through the join and wait in the collective itself.
+func TestATimeoutOnADeviceNamesWhoHasBegun(t *testing.T) {
+	withDevices(t)
+	w := newWorld(t, 2)
+	w.each(func(g *Group) error { return exchanged(g, topicEngine, 0, func(int) int { return 9 }) })
+	require.NoError(t, w.groups[0].SetTimeout(short))
+	require.NoError(t, expect(deviceSum(w.groups[0], 10), coll.Timeout, "not arrived: rank 1 (", ") has begun its first collective on a device"))
+
+	other := newWorld(t, 2)
+	other.each(func(g *Group) error { return exchanged(g, topicEngine, 0, func(int) int { return 9 }) })
+	require.NoError(t, other.groups[0].SetTimeout(short))
+	work, f := sumAsync(other.groups[1], 10) // rank 0 does not call it
+	require.Nil(t, f)
+	require.NoError(t, expect(deviceSum(other.groups[0], 10), coll.Timeout, ") has begun its first collective on a device, but it called all_reduce #1 (float32, SUM, 10 elements) on the CPU, which rank 0 has not called"))
+	require.NotNil(t, finish(work))
+}
+
 // A rank stops between two rounds of one exchange.
 func TestControlTimeoutNamesWhoDoesNotGoOn(t *testing.T) {
 	w := newWorld(t, 2)

@@ -371,11 +371,14 @@ func (g diagnosis) lastCalls(e evidence, ranks []int) string {
 		}
 		did := g.lastCall(rank, e.last[rank], e.silent[rank])
 		if call, ok := g.inOtherLane(rank); ok {
-			here, there := "on the CPU", "on a device"
+			here, there := " on the CPU", " on a device"
 			if g.run.Lane() == runner.DeviceLane {
 				here, there = there, here
 			}
-			did += fmt.Sprintf(" %s, but it called %s %s, which %s has not called", here, call.Op.Describe(call.Sequence), there, g.number(g.rank))
+			if strings.HasSuffix(did, firstOnDevice) {
+				here = ""
+			}
+			did += fmt.Sprintf("%s, but it called %s%s, which %s has not called", here, call.Op.Describe(call.Sequence), there, g.number(g.rank))
 			advice = "; in each call the tensors of all ranks must be on the CPU, or those of all ranks on devices"
 		}
 		if purpose := g.awaitsExchange(rank); purpose != "" {
@@ -390,13 +393,23 @@ func (g diagnosis) lastCalls(e evidence, ranks []int) string {
 	return text + advice
 }
 
+// firstOnDevice is what a rank has done that is inside its first collective on a device.
+const firstOnDevice = "begun its first collective on a device"
+
 // lastCall returns what a rank has called last, as the end of a sentence about it. last is the number of the call.
 func (g diagnosis) lastCall(rank int, last uint64, silent bool) string {
+	begun := !silent && g.hasBegunOnDevice(rank)
 	did := "has called no collective yet"
 	if call, ok := g.run.Announced(rank, last); ok {
 		did = "last called " + call.Op.Describe(last)
 	} else if last > 0 { // a rank of another host has left, and told no more than the number
 		did = fmt.Sprintf("last called collective #%d", last)
+	}
+	switch {
+	case begun && last > 0:
+		did += ", and has " + firstOnDevice
+	case begun:
+		did = "has " + firstOnDevice
 	}
 	if !silent {
 		return did
@@ -405,6 +418,16 @@ func (g diagnosis) lastCall(rank int, last uint64, silent bool) string {
 		return "had " + strings.TrimPrefix(did, "has ") + " when it last answered, and does not answer now: it may be stopped, or its host busy"
 	}
 	return "does not answer, so it is not known what it has called: it may be stopped, or its host busy"
+}
+
+// hasBegunOnDevice reports whether a rank has begun its first collective on a device, which has no number yet: it has taken part in an
+// exchange of the ranks' join of an engine.
+func (g diagnosis) hasBegunOnDevice(rank int) bool {
+	if r := g.remote(rank); r != nil && r.made[topicEngine].Load() == nil { // it has posted nothing
+		return false
+	}
+	_, called := g.run.LastIn(runner.DeviceLane, rank)
+	return !called && topicEngine.entry(g.Group, rank).posted.Load() > 0
 }
 
 // inOtherLane returns the last collective of a rank in the lane that the incident is not in, if this rank has not

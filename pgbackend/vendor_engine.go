@@ -47,20 +47,23 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 
 // reportWait returns how long an error of a vendor's library waits for a failure that explains it. In a group over
 // several hosts, a death is noticed after noticedAfter at the latest, and deathWait later it is the cause of this rank.
-// On one host the kernel tells of it, within reportSpare: it closes the connections of a process that dies, by which a
-// library notices that, before it reports the death.
+// On one host the kernel tells of it, and localReportWait later it is: the kernel closes the connections of a process that
+// dies, by which a library notices that, before it reports the death.
 func (g *Group) reportWait() time.Duration {
 	if g.apart() {
 		timing := tcp.DefaultTiming
 		timing.Unacked = env.LinkTimeout.Get(g.settings)
 		return noticedAfter(timing) + deathWait + reportSpare
 	}
-	return reportSpare
+	return localReportWait
 }
 
-// reportSpare is for a process that is late: an error of the library that comes before the death that it tells of would
-// name the wrong rank.
-const reportSpare = 200 * time.Millisecond
+// An error of the library that comes before the death that it tells of would name the wrong rank. reportSpare is for a
+// process that is late. On a busy machine survivors raised a death on their host up to 0.7 s after it.
+const (
+	reportSpare     = 200 * time.Millisecond
+	localReportWait = time.Second
+)
 
 // noticedAfter returns when a link whose other end is dead counts as lost at the latest: Beat and a look until a
 // heartbeat, the wait and a look, two of which are a Beat.

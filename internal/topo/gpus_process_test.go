@@ -125,6 +125,16 @@ func TestVariableOfCUDA(t *testing.T) {
 	}
 }
 
+// NVML may know the GPU of an instance and refuse the GPU itself. It is not listed then, and nobody knows the places of what CUDA numbers.
+func TestAnInstanceOfAGPUThatIsRefused(t *testing.T) {
+	const instance = "MIG-22222222-0000-0000-0000-000000000000"
+	got := gpusOfProcess(t, "nvml", "mig-refused", "CUDA_VISIBLE_DEVICES="+instance)
+	require.Len(t, got.List, 1)
+	require.Equal(t, 0, got.List[0].Index)
+	require.Equal(t, &Visible{Setting: instance, Devices: []VisibleGPU{{1, instance}}}, got.Visible)
+	require.Nil(t, Topology{GPUs: got}.Places())
+}
+
 func TestNVMLThatDoesNotStart(t *testing.T) {
 	require.Equal(t, GPUs{Why: "NVML does not start: Driver Not Loaded"}, gpusOfProcess(t, "nvml", "not-loaded"))
 }

@@ -66,6 +66,9 @@ func (t Topology) Places() (places []Place) {
 		list = nil
 		for _, d := range v.Devices {
 			i := slices.IndexFunc(t.GPUs.List, func(g GPU) bool { return g.Index == d.GPU })
+			if i < 0 {
+				return nil
+			}
 			list = append(list, t.GPUs.List[i])
 		}
 	} else if t.GPUs.Unordered {

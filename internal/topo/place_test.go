@@ -33,6 +33,11 @@ func TestPlacesOfGPUs(t *testing.T) {
 	require.Equal(t, []Place{places[2], places[1], places[1]}, visible)
 	require.Equal(t, Way{Class: ClassSameDevice}, visible[1].To(visible[2])) // two instances of one GPU
 
+	host.GPUs.Visible.Devices = []VisibleGPU{{GPU: 3}, {GPU: 2, Instance: "MIG-3"}} // NVML refuses GPU 2, and names it as the GPU of the instance
+	require.Nil(t, host.Places())
+	host.GPUs.Visible.Devices = []VisibleGPU{{GPU: 1}}
+	require.Len(t, host.Places(), 1)
+
 	host.GPUs.List[1].Address = ""
 	require.Nil(t, host.Places())
 	require.Nil(t, Topology{}.Places())

@@ -16,7 +16,7 @@ type Visible struct {
 
 // VisibleGPU is a GPU, or an instance (MIG) of one.
 type VisibleGPU struct {
-	GPU      int    `json:"gpu"`                // GPU.Index
+	GPU      int    `json:"gpu"`                // GPU.Index; of an instance it may be one that GPUs.List lacks, because NVML refuses that GPU
 	Instance string `json:"instance,omitempty"` // UUID of the instance
 }
 

@@ -44,6 +44,7 @@ func TestErrorsThatNameAnotherRank(t *testing.T) {
 	for text, is := range map[string]bool{
 		"not arrived: rank 1 (host h, pid 11) last called reduce #3 (int32, SUM, 64 elements)":                                                                                                                                 true,
 		"not arrived: rank 1 (host h, pid 11) has called no collective yet; rank 2 (host h, pid 12) last called reduce #1 (int32, SUM, 64 elements)":                                                                           true,
+		"not arrived: rank 1 (host h, pid 11) has begun its first collective on a device; rank 2 (host h, pid 12) last called reduce #1 (int32, SUM, 64 elements)":                                                             true,
 		"not arrived: rank 1 (host h, pid 11) last called reduce #3 (int32, SUM, 64 elements); rank 2 (host h, pid 12) had last called reduce #4 (int32, SUM, 64 elements) when it last answered, and does not answer now: it": true,
 		"not arrived: rank 1 (host h, pid 11) last called reduce #3 (int32, SUM, 64 elements); rank 2 (host h, pid 12) last called reduce #3 (int32, SUM, 64 elements)":                                                        false,
 		"not arrived: rank 1 (host h, pid 11) last called reduce #3 (int32, SUM, 64 elements); rank 2 (host h, pid 12) does not answer, so it is not known what it has called":                                                 false,

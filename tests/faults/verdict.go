@@ -125,7 +125,7 @@ func (t *trial) agreed(withoutCulprit bool) string {
 }
 
 // Ranks as the text of a timeout names them: those that have not arrived, the culprit first, each with the number of its last call.
-var absentRank = regexp.MustCompile(`rank (\d+) \([^()]*\) (?:ha[sd] )?(?:last called \w+ #(\d+)|called no collective yet)`)
+var absentRank = regexp.MustCompile(`rank (\d+) \([^()]*\) (?:ha[sd] )?(?:last called \w+ #(\d+)|called no collective yet|begun its first collective on a device)`)
 
 // alsoRight reports whether an error that does not name the rank that was stopped is right all the same. In a rooted operation ranks need not wait
 // for each other, so one that a busy machine holds up may be further behind than the one that was stopped. It was late then: it has entered the call

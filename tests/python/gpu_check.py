@@ -10,9 +10,11 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +26,66 @@ os.environ.setdefault("TEST_HANG_BOUND_S", "240")  # of each rank: eight ranks s
 
 from cuda_bed import CudaBed, emulated  # noqa: E402
 from gpu_list import CHECKS, Check  # noqa: E402
+from gpu_tasks import Result, Task, together  # noqa: E402
 from nccl_facade import FACADE  # noqa: E402
 
 RATES = "rates"
-ENGINES = ("staged", "cuda")  # those of vendors' libraries need a device for each rank
+ENGINES = ("cuda", "staged")  # in the order of their checks; those of vendors' libraries need a device for each rank
 SIZES = (8, 4 << 10, 256 << 10, 4 << 20, 64 << 20)
 RATE_RANKS = (2, 4, 8)
+RATE_ROUNDS = 3  # at least, on a GPU
+TOGETHER = 8  # ranks at a time on a GPU, as many as the largest check has; on the emulator one check at a time
 MEASURED = "time and bandwidth beside gloo and beside copies through pinned memory"
 WIDTH = max(len(check.name) for check in CHECKS) + 2  # of a column of names
 LINES_OF_AN_ERROR = 40  # that are printed; FILE of --json has all
 
 
+def planned(only: list[str], most: int, engines: Sequence[str]) -> Iterator[tuple[Check | None, int, str]]:
+    """Yields the checks with the first engine, the measurements, which are None and of all engines, and the checks with
+    the other engines: what comes last is left out first if the time is short. Each has its number of ranks."""
+    for engine in engines:
+        first = engine == engines[0]
+        for check in CHECKS:
+            if check.name in only and (first or not check.once):
+                yield from ((check, size, engine) for size in check.ranks if size <= most)
+        if first and RATES in only:
+            yield from ((None, size, "") for size in RATE_RANKS if size <= most)
+
+
+def why_not(check: Check, engine: str) -> str:
+    """Returns why a check is skipped with an engine, "" if it is not."""
+    if check.emulated_only and not emulated():
+        return "it needs a fault that only the emulator makes"
+    if check.hardware_only and emulated():
+        return check.hardware_only
+    return check.staged_only if engine == "cuda" else check.cuda_only
+
+
 class Run:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.seed, self.rounds, self.engine = options.seed, options.rounds, options.engine
+        self.seed, self.rounds, self.engines = options.seed, options.rounds, options.engine
         self.minutes, self.began = options.minutes, time.monotonic()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SAGECOMM_PROBE": "off"}
-        environment["SAGECOMM_ENGINE"] = self.engine
+        environment.pop("SAGECOMM_ENGINE", None)  # each check has its own
         if not emulated():
             # torch asks NVML for devices, so that the process that forks makes no CUDA call. Kernels are loaded at the
             # start, because to load one later waits for streams that a program holds.
             environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_MODULE_LOADING": "EAGER"}
             # Each stream has a queue of the hardware, so that one that is held does not hold up another one.
             environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        self.room = options.together or (1 if emulated() else TOGETHER)
+        self.making = threading.Lock()  # of beds
         self.beds = {False: CudaBed(environment=environment)}  # by whether the processes have the facade of NCCL
         self.environment = environment
         self.schedule = os.environ.get("EMULATOR_SCHEDULE", "lazy")
         self.device: dict[str, Any] = self.ranks("gpu_programs:describe", 1)[0]  # {} without a GPU
 
     def bed(self, facade: bool) -> CudaBed:
-        if facade not in self.beds:
-            preload = ":".join(filter(None, [str(FACADE), self.environment.get("LD_PRELOAD")]))
-            self.beds[facade] = CudaBed(environment={**self.environment, "LD_PRELOAD": preload})
-        return self.beds[facade]
+        with self.making:
+            if facade not in self.beds:
+                preload = ":".join(filter(None, [str(FACADE), self.environment.get("LD_PRELOAD")]))
+                self.beds[facade] = CudaBed(environment={**self.environment, "LD_PRELOAD": preload})
+            return self.beds[facade]
 
     def stop(self) -> None:
         for bed in self.beds.values():
@@ -80,51 +109,64 @@ class Run:
         late = time.monotonic() > self.began + 60 * self.minutes
         return f"the {self.minutes:g} minutes of --minutes are over" if late else ""
 
-    def why_not(self, check: Check) -> str:
-        if check.emulated_only and not emulated():
-            return "it needs a fault that only the emulator makes"
-        if check.hardware_only and emulated():
-            return check.hardware_only
-        return check.cuda_only if self.engine == ENGINES[0] else check.staged_only
-
-    def check(self, check: Check, size: int) -> dict[str, Any]:
-        """Runs a check on so many ranks. Returns its row."""
-        if why := self.why_not(check):
-            return _row(check.name, check.what, size, "skipped", error=why)
+    def check(self, check: Check, size: int, engine: str) -> dict[str, Any]:
+        """Runs a check on so many ranks with an engine. Returns its row."""
+        if why := why_not(check, engine):
+            return _row(check.name, check.what, size, engine, "skipped", error=why)
         if why := self.why_late():
-            return _row(check.name, check.what, size, "late", error=why)
+            return _row(check.name, check.what, size, engine, "late", error=why)
 
         def run() -> None:
+            settings = {"SAGECOMM_ENGINE": engine, **check.settings}
             if check.whole:
-                self.ranks(check.whole, size, facade=check.facade, dies=check.dies, **check.settings)
+                self.ranks(check.whole, size, facade=check.facade, dies=check.dies, **settings)
             else:
-                self.ranks("gpu_programs:run", size, check.programs, self.rounds, self.seed, **check.settings)
+                self.ranks("gpu_programs:run", size, check.programs, self.rounds, self.seed, **settings)
 
-        return _attempt(run, check.name, check.what, size)
+        return _attempt(run, check.name, check.what, size, engine)
 
-    def rates(self, size: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Returns the row of a check and those of the measurements."""
+    def rates(self, size: int) -> Result:
+        """Returns the row of a check and those of the measurements, which are of all engines."""
         measured: list[dict[str, Any]] = []
         if why := self.why_late():
-            return _row(RATES, MEASURED, size, "late", error=why), measured
-        sizes, seconds = (SIZES[:2], 0.01) if emulated() else (SIZES, 0.1)  # times of the emulator say nothing
+            return _row(RATES, MEASURED, size, "", "late", error=why), measured
+        # Times of the emulator say nothing.
+        sizes, seconds, least = (SIZES[:2], 0.01, 1) if emulated() else (SIZES, 0.1, RATE_ROUNDS)
+        rounds = max(least, self.rounds)
 
         def run() -> None:
-            measured.extend(self.ranks("gpu_rates:measure", size, sizes, seconds, self.rounds)[0])
+            measured.extend(self.ranks("gpu_rates:measure", size, self.engines, sizes, seconds, rounds)[0])
 
-        return _attempt(run, RATES, MEASURED, size), measured
+        return _attempt(run, RATES, MEASURED, size, ""), measured
+
+    def tasks(self, only: list[str], most: int) -> Iterator[Task]:
+        """Yields what is planned."""
+        for check, size, engine in planned(only, most, self.engines):
+            if check is None:
+                yield Task(self.room, partial(self.rates, size))
+            else:
+                yield Task(self.room if check.alone else size, partial(self.result_of, check, size, engine))
+
+    def result_of(self, check: Check, size: int, engine: str) -> Result:
+        """Runs a check, which measures nothing."""
+        return self.check(check, size, engine), []
 
 
-def _row(name: str, what: str, size: int, outcome: str, seconds: float = 0.0, error: str = "") -> dict[str, Any]:
-    row = {"name": name, "what": what, "ranks": size, "outcome": outcome, "seconds": seconds, "error": error}
-    print(f"{outcome:<8}{seconds:>7.1f} s  {name:<{WIDTH}}{size} ranks  {what}")
-    for line in error.splitlines()[-LINES_OF_AN_ERROR:]:
-        print(f"    {line}")
-    sys.stdout.flush()
-    return row
+def _row(
+    name: str, what: str, size: int, engine: str, outcome: str, seconds: float = 0.0, error: str = ""
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "what": what,
+        "ranks": size,
+        "engine": engine,
+        "outcome": outcome,
+        "seconds": seconds,
+        "error": error,
+    }
 
 
-def _attempt(call: Callable[[], None], name: str, what: str, size: int) -> dict[str, Any]:
+def _attempt(call: Callable[[], None], name: str, what: str, size: int, engine: str) -> dict[str, Any]:
     began, error = time.monotonic(), ""
     try:
         call()
@@ -132,7 +174,15 @@ def _attempt(call: Callable[[], None], name: str, what: str, size: int) -> dict[
         error = str(failure) or traceback.format_exc()
     except Exception:
         error = traceback.format_exc()
-    return _row(name, what, size, "failed" if error else "passed", time.monotonic() - began, error)
+    return _row(name, what, size, engine, "failed" if error else "passed", time.monotonic() - began, error)
+
+
+def show(row: dict[str, Any]) -> None:
+    start = f"{row['outcome']:<8}{row['seconds']:>7.1f} s  {row['name']:<{WIDTH}}{row['engine']:<8}"
+    print(f"{start}{row['ranks']} ranks  {row['what']}")
+    for line in row["error"].splitlines()[-LINES_OF_AN_ERROR:]:
+        print(f"    {line}")
+    sys.stdout.flush()
 
 
 def table(rates: list[dict[str, Any]]) -> list[str]:
@@ -148,19 +198,52 @@ def table(rates: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _count(text: str) -> int:
+    """Parses an option that is 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _part(report: Path) -> Path:
+    """Returns the file beside a report that is written first."""
+    return report.with_name(report.name + ".part")
+
+
+def _report(text: str) -> Path:
+    """Parses the name of a file that can be written."""
+    report = Path(text)
+    try:
+        if report.is_dir():
+            raise IsADirectoryError("it is a folder")
+        _part(report).touch()
+        _part(report).unlink()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{report} cannot be written: {error}") from error
+    return report
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     names = [*(check.name for check in CHECKS), RATES]
     parser.add_argument("--list", action="store_true", help="list the checks, having imported what they need")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="checks of the list")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there as well")
-    parser.add_argument(
-        "--engine", choices=ENGINES, default=ENGINES[0], help="of the ranks, which share a device; staged by default"
-    )
+    parser.add_argument("--json", type=_report, metavar="FILE", help="write all results there as well")
+    engines = "of the ranks, which share a device; by default all of them: " + ", then ".join(ENGINES)
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES, help=engines)
     parser.add_argument("--seed", type=int, default=1, help="of delays and choices of streams; 1 by default")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each check runs, each time with another seed")
-    parser.add_argument("--minutes", type=float, default=25, help="begin nothing after this time; 25 by default")
-    parser.add_argument("--ranks", type=int, default=8, help="leave out what needs more ranks; 8 by default")
+    parser.add_argument(
+        "--rounds", type=_count, default=1, help="how often each check runs, each time with another seed; 1 by default"
+    )
+    parser.add_argument("--minutes", type=float, default=11, help="begin nothing after this time; 11 by default")
+    parser.add_argument("--ranks", type=_count, default=8, help="leave out what needs more ranks; 8 by default")
+    parser.add_argument(
+        "--together",
+        type=_count,
+        metavar="RANKS",
+        help=f"run checks at the same time that have so many ranks together; {TOGETHER} by default, 1 on the emulator",
+    )
     return parser.parse_args()
 
 
@@ -184,36 +267,28 @@ def carry_out(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         return {}
     last = options.seed + options.rounds - 1
     name, torch = run.device["name"], run.device["torch"]
-    print(f"gpu-check on {name}, torch {torch}, engine {run.engine}; seeds {options.seed} to {last}", flush=True)
+    engines = ", ".join(run.engines)
+    print(f"gpu-check on {name}, torch {torch}, engines {engines}; seeds {options.seed} to {last}", flush=True)
     checks: list[dict[str, Any]] = []
     rates: list[dict[str, Any]] = []
     report = {
-        "version": 1,
+        "version": 2,
         "device": run.device,
         "emulated": emulated(),
-        "engine": run.engine,
+        "engines": list(run.engines),
         "python": platform.python_version(),
         "seed": options.seed,
         "rounds": options.rounds,
         "checks": checks,
         "rates": rates,
     }
-
-    def found(row: dict[str, Any], measured: list[dict[str, Any]]) -> None:
+    for row, measured in together(run.tasks(options.only, options.ranks), run.room):
+        show(row)
         checks.append(row)
         rates.extend(measured)
         if options.json:
-            beside = options.json.with_name(options.json.name + ".part")
-            beside.write_text(json.dumps(report, indent=1) + "\n")
-            beside.replace(options.json)
-
-    for check in CHECKS:
-        for size in check.ranks:
-            if check.name in options.only and size <= options.ranks:
-                found(run.check(check, size), [])
-    for size in RATE_RANKS:
-        if RATES in options.only and size <= options.ranks:
-            found(*run.rates(size))
+            _part(options.json).write_text(json.dumps(report, indent=1) + "\n")
+            _part(options.json).replace(options.json)
     if rates:
         print(*table(rates), sep="\n")
     return report
@@ -223,6 +298,10 @@ def main() -> int:
     options = parsed()
     if options.list:
         return show_list()
+    plan = planned(options.only, options.ranks, options.engine)
+    if all(check is not None and why_not(check, engine) for check, _, engine in plan):
+        print("sagecomm: gpu-check: none of these checks runs with these ranks and engines", file=sys.stderr)
+        return 1
     run = Run(options)
     try:
         report = carry_out(run, options)

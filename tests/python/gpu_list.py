@@ -18,6 +18,8 @@ class Check:
     ranks: tuple[int, ...] = (2,)
     dies: int | None = None  # a rank that ends itself
     settings: Mapping[str, str] = field(default_factory=dict)
+    once: bool = False  # it is the same with all engines, and runs with one
+    alone: bool = False  # it runs beside no other check
     facade: bool = False  # the process has libsagecomm_nccl.so where NCCL stands
     emulated_only: bool = False  # it needs a fault of the device
     hardware_only: str = ""  # why the emulator does not run it
@@ -33,7 +35,14 @@ def _of(module: str, *names: str) -> tuple[str, ...]:
 
 
 CHECKS = (
-    Check("holds", "a held stream waits until it is released", whole="gpu_programs:holds", ranks=(1,)),
+    Check(
+        "holds",
+        "a held stream waits until it is released",
+        whole="gpu_programs:holds",
+        ranks=(1,),
+        once=True,
+        alone=True,
+    ),
     Check(
         "1-producer",
         "an operation reads what a late stream writes",
@@ -138,6 +147,7 @@ CHECKS = (
         "14-no-device",
         "collectives on the CPU need no device",
         whole="device_catalogue:without_devices",
+        once=True,
         settings={"CUDA_VISIBLE_DEVICES": "", "EMULATOR_DEVICES": "0"},
     ),
     Check(
@@ -197,6 +207,7 @@ CHECKS = (
         whole="gpu_programs:vendors_nccl",
         ranks=(1,),
         settings={"SAGECOMM_ENGINE": "nccl"},
+        once=True,
         hardware_only="test_nccl_engine.py runs this on the emulated library",
     ),
     Check(

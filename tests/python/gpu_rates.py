@@ -1,4 +1,4 @@
-"""Measures our engine on CUDA tensors beside gloo, and beside a program that copies to pinned memory by itself and
+"""Measures our engines on CUDA tensors beside gloo, and beside a program that copies to pinned memory by itself and
 calls the library there. Blocks of calls take turns (sagecomm/_interleave.py)."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import sagecomm
 from device_programs import accelerator
 from sagecomm import _interleave
 from sagecomm._bench.cases import BLOCKS, bus_factor
@@ -66,11 +67,16 @@ def _why_not(call: Callable[[], Any]) -> str:
 
 
 def measure(
-    rank: int, size: int, store: str, sizes: Sequence[int], seconds: float, rounds: int
+    rank: int, size: int, store: str, engines: Sequence[str], sizes: Sequence[int], seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
-    """Returns a row for each operation, number of bytes and backend. The default group coordinates, as in bench."""
+    """Returns a row for each operation, number of bytes and way: engines, gloo, copies. The default group coordinates,
+    as in bench. Requires: SAGECOMM_ENGINE is not set, which would be the engine of all groups."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    groups = {name: dist.new_group(backend=name) for name in ("sagecomm", "gloo")}
+    groups = {
+        engine: dist.new_group(backend="sagecomm", pg_options=sagecomm.Options(settings={"engine": engine}))
+        for engine in engines
+    }
+    groups["gloo"] = dist.new_group(backend="gloo")
     rows: list[dict[str, Any]] = []
     for op in READ_AND_WRITTEN:
         for nbytes in sizes:
@@ -78,7 +84,7 @@ def measure(
             buffers = [tensor.to(accelerator()) for tensor in make_buffers(op, block, size)]
             stages = [tensor.pin_memory() for tensor in make_buffers(op, block, size)]
             calls = {name: make_call(op, buffers, group) for name, group in groups.items()}
-            calls["pinned"] = _through_pinned_memory(op, buffers, groups["sagecomm"], stages)
+            calls["pinned"] = _through_pinned_memory(op, buffers, groups[engines[0]], stages)
             runners, refused = {}, {}
             for name, call in calls.items():
                 if name == "gloo" and op == "send_recv":  # it ends the process
