@@ -361,38 +361,6 @@ def new_stream_beside_late_ones(rank: int, size: int, store: str) -> None:
     dist.destroy_process_group()
 
 
-def new_stream_beside_rows(rank: int, size: int, store: str) -> None:
-    """Rows are copied in the stream of the last part of a batch, which is a send: behind it nothing is sent before the
-    recv. A new stream sends what the recv waits for."""
-    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
-    x, y = full(0), full(9)
-    torch.cuda.synchronize()
-    if rank == 0:
-        rows = full(0, 2 * N).view(N, 2)[:, 0]
-        for stream in [torch.cuda.Stream() for _ in range(CALLERS - 1)]:
-            with torch.cuda.stream(stream):
-                dist.send(y, 2)
-        torch.cuda.synchronize()
-        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, rows, 1), dist.P2POp(dist.isend, y, 2)])
-        c10d._get_default_store().wait(["the batch is there"], MINUTE)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            dist.send(y, 1)
-        for work in works:
-            work.wait()
-        expect(rows, 5)
-    elif rank == 1:
-        dist.recv(x, 0)
-        dist.send(x - 4, 0)
-    else:
-        for _ in range(CALLERS):
-            dist.recv(x, 0)
-            expect(x, 9)
-        c10d._get_default_store().set("the batch is there", b"")
-    torch.cuda.synchronize()
-    cuda_holds.check()
-    dist.destroy_process_group()
-
-
 def recv_beside_a_collective(rank: int, size: int, store: str) -> None:
     """Both ranks wait for a recv whose send comes behind a collective that is called later."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
