@@ -1,6 +1,7 @@
 // streams.cpp keeps the streams of the library and queues its commands. See streams.hpp.
 #include "streams.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -87,12 +88,13 @@ c10::Stream freshStream(const VirtualGuardImpl& guard, c10::Device device, First
     }
   }
   std::lock_guard<std::mutex> lock(the.mutex);
+  const Place place = placeOf(device);
   TORCH_CHECK(
       false,
       "torch has no stream of ",
       device,
       " left that no other group has (",
-      the.all.size(),
+      std::count_if(the.taken.begin(), the.taken.end(), [&](const auto& one) { return one.first == place; }),
       " are in use); destroy groups that are not needed any more, or make fewer");
 }
 

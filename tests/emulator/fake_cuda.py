@@ -85,7 +85,7 @@ def emulator() -> ctypes.CDLL:
     library.emulator_reports.restype = ctypes.c_size_t
     library.emulator_report_text.restype = ctypes.c_size_t
     library.emulator_finished.restype = ctypes.c_size_t
-    library.emulator_objects.restype = ctypes.c_size_t
+    library.emulator_objects.restype = library.emulator_waited_records.restype = ctypes.c_size_t
     library.emulator_bytes.restype = library.emulator_most_bytes.restype = ctypes.c_size_t
     for named in (library.emulator_finished, library.emulator_bytes, library.emulator_most_bytes):
         named.argtypes = [ctypes.c_char_p]
@@ -141,6 +141,13 @@ def bytes_of(kind: str) -> int:
 def most_bytes_of(kind: str) -> int:
     """The most that it has had at a time."""
     return int(emulator().emulator_most_bytes(kind.encode()))
+
+
+def waited_records() -> int:
+    """How many records of events have waited because the device had no event left; in a process of simdev, too."""
+    waited = ctypes.CDLL(str(OUTPUT / "libemulator.so")).emulator_waited_records
+    waited.restype = ctypes.c_size_t
+    return int(waited())
 
 
 def check() -> None:

@@ -7,12 +7,14 @@ extension or the package. The text in front of the patch says what is missing; i
 suites.py that must notice, in the order in which they run. A test counts that fails with the mutant, and passes alone
 without it.
 --check only finds out whether each patch applies. Without names, the copy without a mutant comes first and must pass.
-The table of who caught what goes to caught.md, what a suite printed to build/mutants/MUTANT-SUITE.log.
+The table of who caught what goes to caught.md, what a suite printed to build/mutants/MUTANT-SUITE.log. A line of the
+table has the hash of the lines that its patch changed. When the patch changes others, the mutant counts as not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import queue
 import re
@@ -45,6 +47,7 @@ class Mutant:
     what: str
     tests: tuple[str, ...]
     files: tuple[str, ...]
+    changes: str  # a hash of the lines that it takes out and adds
 
     @property
     def name(self) -> str:
@@ -85,7 +88,14 @@ def read(path: Path) -> Mutant:
         raise SystemExit(f"{path}: no line `Tests:` with some of {', '.join((*suites.PYTHON, *suites.GO))}")
     files = tuple(re.findall(r"^--- a/(\S+)", "--- a/" + patch, re.MULTILINE))
     what = " ".join(head[: found.start()].split())
-    return Mutant(path, what, tuple(found[1].split()), files)
+    return Mutant(path, what, tuple(found[1].split()), files, changes_of("--- a/" + patch))
+
+
+def changes_of(patch: str) -> str:
+    """Returns a hash of the lines that a patch takes out and adds. Those around them do not count, nor do the files."""
+    lines = [line for line in patch.splitlines() if line[:1] in {"+", "-"}]
+    changed = [line for line in lines if not line.startswith(("--- a/", "+++ b/"))]
+    return hashlib.sha256("\n".join(changed).encode()).hexdigest()[:8]
 
 
 def apply(mutant: Mutant, tree: Path, *how: str) -> str:
@@ -204,8 +214,8 @@ REPORT_HEAD = [
     "",
     "`make test-mutants` writes this page. A test's name ends with the schedule and the seed.",
     "",
-    "| mutant: | what is missing | caught by | as |",
-    "|---|---|---|---|",
+    "| mutant: | patch | what is missing | caught by | as |",
+    "|---|---|---|---|---|",
 ]
 
 
@@ -213,19 +223,34 @@ NOT_YET_RUN = ["", "Not yet run:", ""]
 
 
 def not_yet_run(report: str) -> list[str]:
-    """Returns the mutants in the list at the end of a report, to which whoever adds a patch without a run adds it."""
+    """Returns the mutants in the list at the end of a report, to which whoever adds a patch without a run adds it, and
+    whoever changes what a patch changes moves it."""
     return re.findall(r"^- (\w+)$", report.partition("\n".join(NOT_YET_RUN))[2], re.MULTILINE)
 
 
+def lines_of(report: str) -> dict[str, str]:
+    """Returns the line of each mutant of a report."""
+    return {found[1]: found[0] for found in re.finditer(r"^\| (\w+) \|.*\|$", report, re.MULTILINE)}
+
+
+def is_of(line: str, mutant: Mutant) -> bool:
+    """Returns whether a line of a report is that of a run with what the patch changes now."""
+    return line.startswith(f"| {mutant.name} | {mutant.changes} | ")
+
+
 def write_report(mutant: Mutant, outcome: Outcome) -> None:
-    """Replaces the line of this mutant, and takes it off the list of those that have not run."""
+    """Replaces the line of this mutant, and takes it off the list of those that have not run. Lines whose patch changes
+    something else now go to that list."""
     old = REPORT.read_text() if REPORT.exists() else ""
-    lines = {found[1]: found[0] for found in re.finditer(r"^\| (\w+) \|.*\|$", old, re.MULTILINE)}
-    lines[mutant.name] = f"| {mutant.name} | {mutant.what} | {outcome.verdict} | {outcome.how} |"
-    names = [path.stem for path in sorted(HERE.glob("*.patch"))]
-    kept = [lines[name] for name in names if name in lines]
-    left = [f"- {name}" for name in not_yet_run(old) if name in names and name not in lines]
-    REPORT.write_text("\n".join([*REPORT_HEAD, *kept, *([*NOT_YET_RUN, *left] if left else [])]) + "\n")
+    mutants = [read(path) for path in sorted(HERE.glob("*.patch"))]
+    lines = lines_of(old)
+    stale = {each.name for each in mutants if each.name in lines and not is_of(lines[each.name], each)}
+    lines[mutant.name] = f"| {mutant.name} | {mutant.changes} | {mutant.what} | {outcome.verdict} | {outcome.how} |"
+    left = {*not_yet_run(old), *stale} - {mutant.name}
+    names = [each.name for each in mutants]
+    kept = [lines[name] for name in names if name in lines and name not in left]
+    listed = [f"- {name}" for name in names if name in left]
+    REPORT.write_text("\n".join([*REPORT_HEAD, *kept, *([*NOT_YET_RUN, *listed] if listed else [])]) + "\n")
 
 
 def main() -> int:

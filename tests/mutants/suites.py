@@ -30,6 +30,7 @@ PYTHON = {
     "foreign": ["tests/python/test_device_foreign.py"],
     "p2p": [_TENSORS, "-k", "p2p"],  # the part of both beds that is about it
     "full": ["tests/python/test_device_full.py"],  # streams
+    "callers": ["tests/python/test_device_waits.py", "-k", "a_new_stream"],
     "queues": ["tests/python/test_device_queues.py"],  # of the hardware
     "joined": ["tests/python/test_device_joined.py"],
     "waits": ["tests/python/test_cuda_engine.py", "-k", "test_calls_that_wait"],
@@ -58,7 +59,7 @@ GO = {
         "./internal/engine/vendor",
         "-run",
         "TwoThreads|ThatIsIssued|WaitsForQuiet|ThatAreFull|GivenBack|ForASend|OfTheirOwn|StayBehind|ThatIsDone|CannotWait|AreLeft"
-        "|FindsNoRoom|ForRows|FillNoStream",
+        "|FindsNoRoom|ForRows|FillNoStream|IsIdle|AreChosen|WaitLater|FollowFromThePeer",
     ],
     "orders": [
         "./internal/engine/staged",

@@ -57,6 +57,7 @@ class Child:
     """A function that runs in a child: `module:name`, called with the arguments, which are of JSON as its result is."""
 
     def __init__(self, bed: CudaBed, function: str, arguments: Sequence[Any], settings: dict[str, str]) -> None:
+        self._bed = bed
         self._reader, writer = os.pipe()
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by result()
         self._what = " ".join([function, *map(str, arguments), *(f"{k}={v}" for k, v in settings.items())])
@@ -67,24 +68,27 @@ class Child:
         os.close(writer)
 
     def result(self) -> Any:
-        """Waits for the function. Raises AssertionError if it raised, or if the child died."""
-        text, bound = b"", time.monotonic() + BOUND_S
-        while select.select([self._reader], [], [], max(0, bound - time.monotonic()))[0]:
-            part = os.read(self._reader, 1 << 16)
+        """Waits for the function. Raises AssertionError if it raised, or if the child died or did not start."""
+        text, hung, bound = b"", False, time.monotonic() + BOUND_S
+        while not hung:
+            hung = not select.select([self._reader], [], [], max(0, bound - time.monotonic()))[0]
+            part = b"" if hung else os.read(self._reader, 1 << 16)
             if not part:
                 break
             text += part
-        else:
-            text += b"hung"
-        pid, _, answer = text.partition(b"\n")
-        if answer == b"hung" and pid:
-            if is_stopped(int(pid)):
-                answer = b"stopped by a signal"  # and it did nothing wrong
+        pid, started, answer = text.partition(b"\n")
+        if not started:
+            within = f" within {BOUND_S:.0f} s" if hung else ""
+            answer = f"has not started{within}: {self._bed.state()}".encode()
+        elif hung:
+            # Of a child that is stopped nobody knows whether it did anything wrong.
+            answer = b"stopped by a signal" if is_stopped(int(pid)) else b"hung"
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGABRT)  # Python prints what its threads do
                 os.kill(int(pid), signal.SIGCONT)
             select.select([self._reader], [], [], 10)
-        os.close(self._reader)
+        self._bed.started += bool(started)
+        os.close(self._reader)  # a child that starts later ends then
         self._errors.seek(0)
         with self._errors:
             errors = self._errors.read()
@@ -105,6 +109,18 @@ class CudaBed:
         environment = {**environment, "PYTHONFAULTHANDLER": "1"}
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
+        self.started = 0  # children of which that is known
+
+    def state(self) -> str:
+        """Returns what is known of the process that forks, for the error of a child that has not started."""
+        code = self._process.poll()
+        if code is not None:
+            return f"the process that forks has ended with {code}"
+        if is_stopped(self._process.pid):
+            return "the process that forks was stopped by a signal"
+        if self.started:
+            return f"the process that forks is there, and {self.started} children have started"
+        return "the process that forks is there, and no child has started; it imports torch first"
 
     def stop(self) -> None:
         self.control.close()  # it ends when this side has closed
@@ -188,7 +204,10 @@ def _serve(control: socket.socket, modules: Sequence[str]) -> None:
     for request, answers, errors in _requests(control):
         os.dup2(errors, 1)
         os.dup2(errors, 2)
-        os.write(answers, b"%d\n" % os.getpid())
+        try:
+            os.write(answers, b"%d\n" % os.getpid())
+        except BrokenPipeError:  # nobody waits for this child any more
+            os._exit(0)
         with os.fdopen(request) as text:
             text.seek(0)
             function, arguments, settings = json.load(text)

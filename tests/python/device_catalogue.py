@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed import distributed_c10d as c10d
 
+import fake_cuda
 import sagecomm
 from device_calls import MINUTE, run_under_fake_cuda
 from device_programs import SUM, N, accelerator, expect, full, held, main_stream, mine
@@ -350,14 +353,13 @@ def without_a_symbol(rank: int, size: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+POOL = 128  # streams of torch's CUDA build on a device
 KEPT: list[torch.Tensor] = []  # torch's allocator needs an event to take back what other streams have used
 
 
 def copies_run_out(rank: int, size: int, store: str) -> None:
     """The device takes no further copy in the middle of a long operation. Those that it has taken are made before the
     tensor is used again."""
-    import fake_cuda
-
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
     x = full(mine(), 5_000_000)
     with pytest.raises(RuntimeError, match="cannot queue a copy into the device: CUDA_ERROR_OUT_OF_MEMORY"):
@@ -365,6 +367,22 @@ def copies_run_out(rank: int, size: int, store: str) -> None:
     x.fill_(5)
     expect(x, 5)
     fake_cuda.check()
+
+
+def streams_run_out(rank: int, size: int, store: str) -> None:
+    """P2p operations that no stream waits for take streams of torch's pool in each group, until it has none left."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size)
+    x, y = full(1), full(0)
+
+    def go_on() -> None:
+        for _ in range(POOL):
+            group = dist.new_group([rank])._get_backend(accelerator())
+            recv = group.recv([y], rank, 1)  # torch refuses the rank itself, but not a backend
+            group.send([x], rank, 1).wait()
+            recv.wait()
+
+    with pytest.raises(RuntimeError, match=rf"torch has no stream of cuda:0 left .* \({POOL} are in use\)"):
+        go_on()
 
 
 def events_run_out(rank: int, size: int, store: str) -> None:
@@ -447,7 +465,30 @@ def a_timeout_with_few_events() -> None:
         store.wait(["the timeout has come"], MINUTE)
 
 
+def a_record_waits() -> None:
+    """Where the caller's stream is late, the events of its operations are used up."""
+    xs = [full(mine() + n) for n in range(MANY)]
+    dist.all_reduce(full(0))
+    torch.accelerator.synchronize()
+    before = fake_cuda.waited_records()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as late:
+        late.enter_context(held(main_stream()))
+
+        def release() -> None:
+            with late:
+                until(lambda: fake_cuda.waited_records() > before)
+
+        released = pool.submit(release)
+        works = [dist.all_reduce(x, async_op=True) for x in xs]
+        released.result()
+    for n, (x, work) in enumerate(zip(xs, works, strict=True)):
+        assert work is not None
+        work.wait()
+        expect(x, SUM + 2 * n)
+
+
 FEW_EVENTS: list[Callable[[], Any]] = [
+    a_record_waits,
     all_reduces_with_few_events,
     p2p_with_few_events,
     windows_with_few_events,

@@ -96,12 +96,6 @@ def mapped(inodes: Sequence[int]) -> int:
     return total
 
 
-def named(pid: int) -> int:
-    """The files of shared memory that a process has named and that are still there."""
-    names = os.listdir("/dev/shm")
-    return sum(name.startswith("sagecomm-") and str(pid) in name.split("-") for name in names)
-
-
 def work(size: int, ends: bool) -> None:
     """Operations of each kind are under way when the last rank ends itself."""
     x, sent, received = (full(mine(), 100_000) for _ in range(3))
@@ -147,8 +141,8 @@ def left_behind(rank: int, size: int, store: str, most: dict[str, int]) -> dict[
     told = dist.FileStore(f"{store}-told", size)
     lives(rank, size, f"{store}-first", dies=False)
     settle(told, rank, size, store, "first")
-    told.set(str(rank), json.dumps([os.getpid(), shared_files()]))
-    dead, of_the_dead = json.loads(told.get(str(size - 1)))
+    told.set(str(rank), json.dumps(shared_files()))
+    of_the_dead = json.loads(told.get(str(size - 1)))
     assert of_the_dead
     files, host = open_files(), sum(fake_cuda.bytes_of(kind) for kind in OF_HOST)
     lives(rank, size, f"{store}-second", dies=True)
@@ -159,7 +153,6 @@ def left_behind(rank: int, size: int, store: str, most: dict[str, int]) -> dict[
     def left() -> dict[str, int]:
         return {
             **{f"more files {kind}": number for kind, number in (open_files() - files).items()},
-            "names": named(dead),
             "host memory of the dead": mapped(of_the_dead),
             "memory of the device that others share": fake_cuda.bytes_of("imported"),
             "memory of the device": fake_cuda.bytes_of("device") - torch.cuda.memory_reserved(),

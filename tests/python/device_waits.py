@@ -326,6 +326,41 @@ def batch_of_several_senders(rank: int, size: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+CALLERS = 8  # streams of the caller that have streams of their own: mostOwnOrigins of internal/engine/staged/p2p.go
+
+
+def new_stream_beside_late_ones(rank: int, size: int, store: str) -> None:
+    """All streams of the caller that have issued p2p operations are late but the main one. What a new stream sends is
+    what they wait for."""
+    dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)
+    x, y = full(0), full(9)
+    torch.cuda.synchronize()
+    if rank == 0:
+        late = [torch.cuda.Stream() for _ in range(CALLERS - 1)]
+        for stream in [torch.cuda.current_stream(), *late]:
+            with torch.cuda.stream(stream):
+                dist.send(y, 2)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(late[0]):
+            dist.recv(x, 1)
+        for stream in late:
+            stream.wait_stream(late[0])
+            with torch.cuda.stream(stream):
+                dist.send(x, 2)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            dist.send(y, 1)
+    elif rank == 1:
+        dist.recv(x, 0)
+        dist.send(x - 4, 0)
+    else:
+        for value in [9] * CALLERS + [5] * (CALLERS - 1):
+            dist.recv(x, 0)
+            expect(x, value)
+    torch.cuda.synchronize()
+    cuda_holds.check()
+    dist.destroy_process_group()
+
+
 def recv_beside_a_collective(rank: int, size: int, store: str) -> None:
     """Both ranks wait for a recv whose send comes behind a collective that is called later."""
     dist.init_process_group("sagecomm", init_method=f"file://{store}", rank=rank, world_size=size, timeout=MINUTE)

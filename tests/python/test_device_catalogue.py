@@ -72,6 +72,13 @@ def test_few_events(cuda_bed: CudaBed, schedule: Schedule, bed: str) -> None:
     cuda_bed.ranks("device_catalogue:few_events", 2, schedule=schedule.name, seed=schedule.seed, **settings)
 
 
+@pytest.mark.long
+@needs_cuda
+def test_streams_run_out(cuda_bed: CudaBed) -> None:
+    """The error tells how many streams of torch's pool the library has, and not how many streams it has in all."""
+    cuda_bed.ranks("device_catalogue:streams_run_out", 1, EMULATOR_KICK_MS=KICK_MS)
+
+
 @needs_cuda
 def test_copies_run_out(cuda_bed: CudaBed) -> None:
     cuda_bed.ranks("device_catalogue:copies_run_out", 2, EMULATOR_FAULTS="cuMemcpyHtoDAsync@9+=out_of_memory")

@@ -50,7 +50,7 @@ KEPT: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize("engine", quickly(["staged"], KEPT))
 @lazily
 def test_what_is_left_of_a_peer(cuda_bed: CudaBed, schedule: Schedule, engine: str) -> None:
-    """No file, no name and no memory is left beyond what is kept on purpose, and a further group works."""
+    """No file and no memory is left beyond what is kept on purpose, and a further group works."""
     settings = {"EMULATOR_KICK_MS": KICK_MS, "SAGECOMM_ENGINE": engine, "schedule": schedule.name}
     kept = KEPT[engine]
     survivors = cuda_bed.ranks("device_memory:left_behind", 3, kept, dies=2, seed=schedule.seed, **settings)

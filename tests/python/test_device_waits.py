@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cuda_bed import CudaBed, fake_cuda
-from device_bed import Schedule, by_turns, quick_if_lazy, quick_if_random
+from device_bed import Schedule, by_turns, lazily, quick_if_lazy, quick_if_random
 from older_torch import KNOWS_CAPTURES
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
@@ -49,6 +49,15 @@ def test_batch_of_several_senders(cuda_bed: CudaBed, schedule: Schedule) -> None
         seed=schedule.seed,
         EMULATOR_KICK_MS=KICK_MS,
     )
+
+
+@pytest.mark.long
+@lazily
+def test_a_new_stream(cuda_bed: CudaBed, schedule: Schedule) -> None:
+    """Its operations wait for no operation of other streams, although more streams than have streams of their own have
+    issued some, as long as one of those is idle."""
+    program = "device_waits:new_stream_beside_late_ones"
+    cuda_bed.ranks(program, 3, schedule=schedule.name, seed=schedule.seed, EMULATOR_KICK_MS=KICK_MS)
 
 
 @pytest.mark.smoke_if_quick

@@ -38,31 +38,61 @@ def test_each_suite_has_a_patch() -> None:
 
 
 def test_the_report_is_of_these_mutants() -> None:
-    """A patch that is gone has no line, and none says that nothing has noticed. Those that have not run are listed."""
+    """A patch that is gone has no line, and none says that nothing has noticed. Those that have not run are listed, and
+    so are those whose patch changed something else when they ran."""
     text = mutants.REPORT.read_text()
-    lines = re.findall(r"^\| (\w+) \| .+ \| (\w+): .+ \| .+ \|$", text, re.MULTILINE)
+    lines = re.findall(r"^\| (\w+) \| [0-9a-f]{8} \| .+ \| (\w+): .+ \| .+ \|$", text, re.MULTILINE)
     assert len(lines) == len(re.findall(r"^\| \w+ \|", text, re.MULTILINE))
-    for name, suite in lines:
-        assert suite in mutants.read(MUTANTS / f"{name}.patch").tests, name
     known = sorted([*(name for name, _ in lines), *mutants.not_yet_run(text)])
     assert known == sorted(path.stem for path in MUTANTS.glob("*.patch"))
+    line_of = mutants.lines_of(text)
+    for name, suite in lines:
+        mutant = mutants.read(MUTANTS / f"{name}.patch")
+        assert suite in mutant.tests, name
+        why = f"the patch of {name} has changed since its run: run it again, or move it to the list of those to be run"
+        assert mutants.is_of(line_of[name], mutant), why
+
+
+A_PATCH = """An order.
+Tests: cuda
+
+--- a/file
++++ b/file
+@@ -1,2 +1,2 @@
+ {around}
+-{before}
++{after}
+"""
 
 
 def test_a_run_takes_a_mutant_off_the_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A mutant that nobody has listed, and that has not run, stays unknown to the report."""
+    """A mutant that nobody has listed, and that has not run, stays unknown to the report. One whose patch changes
+    something else than in its run comes into the list. Of another one only the lines around the change are others."""
     (tmp_path / "caught.md").write_text(
         "\n".join([*mutants.REPORT_HEAD, *mutants.NOT_YET_RUN, "- a", "- b", "- gone\n"])
     )
-    for name in ("a", "b", "c"):
-        (tmp_path / f"{name}.patch").touch()
+
+    def write(name: str, **lines: str) -> mutants.Mutant:
+        path = tmp_path / f"{name}.patch"
+        path.write_text(A_PATCH.format(**{"around": "one", "before": name, "after": "two", **lines}))
+        return mutants.read(path)
+
+    known = {name: write(name) for name in ("a", "b", "c")}
     monkeypatch.setattr(mutants, "HERE", tmp_path)
     monkeypatch.setattr(mutants, "REPORT", tmp_path / "caught.md")
     outcome = mutants.Outcome(Failure("cuda", "a test", "a hang", ""), counts=True, seconds=1)
     for name, left in (("a", ["b"]), ("b", [])):
-        mutants.write_report(mutants.Mutant(tmp_path / f"{name}.patch", "An order.", ("cuda",), ()), outcome)
+        mutants.write_report(known[name], outcome)
         assert mutants.not_yet_run(mutants.REPORT.read_text()) == left
-    lines = [f"| {name} | An order. | cuda: a test | a hang |" for name in ("a", "b")]
-    assert mutants.REPORT.read_text() == "\n".join([*mutants.REPORT_HEAD, *lines]) + "\n"
+    line = {name: f"| {name} | {each.changes} | An order. | cuda: a test | a hang |" for name, each in known.items()}
+    assert mutants.REPORT.read_text() == "\n".join([*mutants.REPORT_HEAD, line["a"], line["b"]]) + "\n"
+
+    assert mutants.is_of(line["a"], write("a", around="three"))
+    for lines in ({"before": "three"}, {"after": "three"}):
+        assert not mutants.is_of(line["b"], write("b", **lines))
+    mutants.write_report(known["c"], outcome)
+    assert mutants.lines_of(mutants.REPORT.read_text()) == {name: line[name] for name in ("a", "c")}
+    assert mutants.not_yet_run(mutants.REPORT.read_text()) == ["b"]
 
 
 def outcome(program: str, suite: str = "cuda", bound_s: float = 60) -> Failure | None:

@@ -26,6 +26,7 @@ type Engine struct {
 	streams map[place]*streams  // of collectives; guarded by issuing
 	written map[place]outputs   // guarded by issuing
 	p2p     map[origin]*streams // guarded by issuing
+	chosen  map[*streams]int    // p2p operations that go into these and are not queued yet; guarded by issuing
 }
 
 var _ engine.Engine = (*Engine)(nil)
@@ -34,7 +35,7 @@ var _ engine.Engine = (*Engine)(nil)
 // replacement.
 func New(programs *host.Engine, run *runner.Group, rank, size int, pool *Pool, open func(runner.Call, coll.Op) (device.Access, error)) *Engine {
 	return &Engine{Engine: programs, run: run, rank: rank, size: size, pool: pool, open: open,
-		streams: map[place]*streams{}, written: map[place]outputs{}, p2p: map[origin]*streams{}}
+		streams: map[place]*streams{}, written: map[place]outputs{}, p2p: map[origin]*streams{}, chosen: map[*streams]int{}}
 }
 
 // Name implements engine.Engine.

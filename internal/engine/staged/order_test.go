@@ -161,6 +161,7 @@ type byFramework int
 
 func (byFramework) alone() device.Access { return nil }
 func (n byFramework) recvQueues() int    { return int(n) }
+func (byFramework) makesStreams() bool   { return true }
 
 // A stream waits for a recv only where the recvs of that sender end in the order of their calls, no peer needs what the caller queues behind them,
 // and the commands find room.
@@ -186,7 +187,7 @@ func TestRecvsForWhichStreamsWait(t *testing.T) {
 	require.Nil(t, none, "they are to be made")
 	s, err := e.pool.makeRecvs(c, at)
 	require.NoError(t, err)
-	require.Same(t, s, e.keepP2P(of(0), 0, s))
+	require.Same(t, s, e.keepP2P(of(0), s))
 	again, does := waits(coll.Op{Root: 0}, 1)
 	require.True(t, does)
 	require.Same(t, s, again)

@@ -14,18 +14,23 @@ import (
 var _ engine.P2P = (*Engine)(nil)
 
 // origin is a stream of a caller, as an implementation of device.Runtime reaches it. The handle of a stream that is gone may come
-// back for another one; both are in the order of one stream then.
+// back for another one; both are in the order of one stream then, unless the streams of the first one were taken over meanwhile.
 type origin struct {
 	place
 	stream uintptr
 	sender int // of a recv for which a stream of the library waits; else -1
 }
 
-// Bounds of the streams that p2p operations take of each device. Callers beyond mostOrigins share streams with others, chosen by the
-// peer, and a late stream of one may delay the operations of the other.
+// Bounds of the streams that p2p operations of a group have on a device. Threads that make streams at the same time may take some more.
+//
+// A stream of the caller beyond mostOrigins takes over the streams of another one of which all operations have ended. If there is none, it has
+// further ones, up to mostOwnOrigins, where the library makes streams itself. Beyond that it shares those of another one, chosen by the peer:
+// its operations come behind all that the other one waits for, which may be what these operations bring. So programs that use many streams in
+// turn hang nowhere, and those that use more than the bound at once may.
 const (
-	mostOrigins = 4
-	mostSenders = 8 // and streams of callers
+	mostOrigins    = 4 // a framework's pool is small, and its user has it, too
+	mostOwnOrigins = 8 // a device has so many queues for the streams of a role by default; a driver makes 16 of them ahead
+	mostSenders    = 8 // and streams of callers
 )
 
 // IssueP2P implements engine.P2P. Operations of different streams of the caller do not wait for each other, so they have streams
@@ -39,6 +44,7 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
 	_, waits := b.(device.Waiter)
 	l.sends = waits && op.Kind == coll.Send
+	l.gathers = gathers(call)
 	return e.issueInRoom(b, op, &l, func(at runner.Gate) error { return e.run.PostAtGate(call, at) })
 }
 
@@ -55,24 +61,30 @@ func (e *Engine) issueInRoom(b device.Access, op coll.Op, l *layout, post func(r
 type access struct {
 	device.Access
 	from origin   // what the streams are for
-	s    *streams // nil: they are to be made
+	s    *streams // nil: they are to be made; else chosen, until the operation is queued
 }
 
 // issueP2P issues an operation. It returns errNoRoom if the streams of a sender have no room for a recv.
 func (e *Engine) issueP2P(op coll.Op, by access, l *layout, post func(runner.Gate) error) (err error) {
 	if by.s == nil {
-		by.s, err = e.makeP2P(by, by.from, op.Root)
+		by.s, err = e.makeP2P(by, by.from)
 	}
 	if err != nil {
 		return e.errorOf(op, err)
 	}
 	memory, err := e.pool.acquire(by, source{op.Device.Type, by.Name()}, l.bytes)
 	if err != nil {
+		e.issuing.Lock()
+		defer e.issuing.Unlock()
+		e.leave(by.s)
 		return e.errorOf(op, err)
 	}
 	defer e.pool.release(memory)
 	q := e.queueFor(by.Access, by.from.place, by.s, memory, l)
 	defer e.issuing.Unlock()
+	if !l.gathers { // streams that may wait later for others of the call stay with their stream of the caller
+		defer e.leave(by.s)
+	}
 	defer q.close()
 	if by.from.sender >= 0 && q.full {
 		return errNoRoom
@@ -107,7 +119,24 @@ func (e *Engine) accessBy(b device.Access, op coll.Op) access {
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
-	return access{b, from, e.p2pStreams(from, op.Root)}
+	return access{b, from, e.choose(e.p2pStreams(from, op.Root, originsOf(b)))}
+}
+
+// choose notes that an operation has chosen streams, nil if they are to be made. Nobody takes them over until it leaves them.
+// Requires: issuing.
+func (e *Engine) choose(s *streams) *streams {
+	if s != nil {
+		e.chosen[s]++
+	}
+	return s
+}
+
+// leave takes back what choose has noted: the operation is queued, and the streams have it, or was given up.
+// Requires: issuing.
+func (e *Engine) leave(s *streams) {
+	if e.chosen[s]--; e.chosen[s] == 0 {
+		delete(e.chosen, s)
+	}
 }
 
 func (e *Engine) accessForSender(f frameworkStreams, b device.Access, op coll.Op, l *layout) (by access, waits bool) {
@@ -115,6 +144,9 @@ func (e *Engine) accessForSender(f frameworkStreams, b device.Access, op coll.Op
 	defer e.issuing.Unlock()
 	by = access{b, origin{place{op.Device, b.Name()}, op.Stream, op.Root}, nil}
 	by.s, waits = e.streamsForSender(f, op, by.from, l)
+	if waits {
+		e.choose(by.s)
+	}
 	return by, waits
 }
 
@@ -135,7 +167,7 @@ func (e *Engine) streamsForSender(f frameworkStreams, op coll.Op, from origin, l
 	if s := e.p2p[from]; s != nil {
 		return s, e.pool.fits(s, n)
 	}
-	if e.streamsInUse(from) >= mostSenders {
+	if len(e.originsLike(from)) >= mostSenders {
 		return nil, false
 	}
 	if s, waits = e.pool.claimRecvs(from.place, f.recvQueues()); s != nil {
@@ -145,7 +177,7 @@ func (e *Engine) streamsForSender(f frameworkStreams, op coll.Op, from origin, l
 }
 
 // makeP2P makes streams for an origin without a lock: the device may wait.
-func (e *Engine) makeP2P(b device.Access, from origin, peer int) (*streams, error) {
+func (e *Engine) makeP2P(b device.Access, from origin) (*streams, error) {
 	var made *streams
 	var err error
 	if from.sender >= 0 {
@@ -158,53 +190,60 @@ func (e *Engine) makeP2P(b device.Access, from origin, peer int) (*streams, erro
 	}
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
-	return e.keepP2P(from, peer, made), nil
+	return e.choose(e.keepP2P(from, made)), nil
 }
 
-// streamsInUse returns how many streams p2p operations have on the device: those for senders, or the others.
+// originsLike returns the origins that have streams on the device: those of senders, or the others, in the order of their handles.
 // Requires: issuing.
-func (e *Engine) streamsInUse(from origin) (n int) {
+func (e *Engine) originsLike(from origin) (known []origin) {
 	for other := range e.p2p {
 		if other.place == from.place && (other.sender < 0) == (from.sender < 0) {
-			n++
+			known = append(known, other)
 		}
 	}
-	return n
+	slices.SortFunc(known, func(a, b origin) int { return cmp.Compare(a.stream, b.stream) })
+	return known
 }
 
-// p2pStreams returns the streams for p2p operations of a stream of the caller with a peer, nil if they are to be made.
-// Requires: issuing.
-func (e *Engine) p2pStreams(from origin, peer int) *streams {
-	s := e.p2p[from]
-	if s == nil && from.sender < 0 && e.streamsInUse(from) >= mostOrigins {
-		return e.sharedStreams(from.place, peer)
+// p2pStreams returns the streams for p2p operations of a stream of the caller with a peer, nil if they are to be made. most is how many
+// streams of the caller have some of their own.
+// Requires: issuing, no sender.
+func (e *Engine) p2pStreams(from origin, peer, most int) *streams {
+	if s := e.p2p[from]; s != nil {
+		return s
 	}
-	return s
+	known := e.originsLike(from)
+	if len(known) < mostOrigins {
+		return nil
+	}
+	if s := e.takeOver(from, known); s != nil || len(known) < most {
+		return s
+	}
+	return e.p2p[known[(peer-coll.AnySource)%len(known)]] // AnySource is the least peer
 }
 
-// keepP2P returns the streams for an origin: those that were made, or those of a thread that was faster. Threads that make streams for
-// senders at the same time may take some more than mostSenders.
+// takeOver gives an origin the streams of one of which all operations have ended, nil if there is none. That one counts as unknown then.
 // Requires: issuing.
-func (e *Engine) keepP2P(from origin, peer int, made *streams) *streams {
-	if s := e.p2pStreams(from, peer); s != nil {
+func (e *Engine) takeOver(from origin, known []origin) *streams {
+	for _, other := range known {
+		if s := e.p2p[other]; e.chosen[s] == 0 && e.pool.passed(s) {
+			delete(e.p2p, other)
+			e.p2p[from] = s
+			return s
+		}
+	}
+	return nil
+}
+
+// keepP2P returns the streams for an origin: those that were made, or those of a thread that was faster.
+// Requires: issuing.
+func (e *Engine) keepP2P(from origin, made *streams) *streams {
+	if s := e.p2p[from]; s != nil {
 		e.pool.giveStreams(from.place, made)
 		return s
 	}
 	e.p2p[from] = made
 	return made
-}
-
-// sharedStreams returns the streams of another caller's stream, always the same ones for a peer.
-// Requires: issuing; the device has mostOrigins of them.
-func (e *Engine) sharedStreams(on place, peer int) *streams {
-	var known []origin
-	for other := range e.p2p {
-		if other.place == on && other.sender < 0 {
-			known = append(known, other)
-		}
-	}
-	slices.SortFunc(known, func(a, b origin) int { return cmp.Compare(a.stream, b.stream) })
-	return e.p2p[known[(peer-coll.AnySource)%len(known)]] // AnySource is the least peer
 }
 
 // closeP2P gives the streams back. Requires: issuing.

@@ -165,30 +165,6 @@ func (s *slow) Pin(bytes uint64) (device.Pinned, error) {
 	return s.pinning.Pin(bytes)
 }
 
-// Streams of callers that have none of their own are those of the same other stream for each peer.
-func TestSharedStreamsFollowFromThePeer(t *testing.T) {
-	on := place{coll.Device{Type: coll.PrivateUse1}, "test"}
-	e := &Engine{pool: NewPool(), p2p: map[origin]*streams{}}
-	rt := &pinning{}
-	known := map[*streams]bool{}
-	for stream := range uintptr(mostOrigins) {
-		made, _, err := e.pool.takeStreams(rt, on, device.Outputs)
-		require.NoError(t, err)
-		known[e.keepP2P(origin{on, stream, -1}, 0, made)] = true
-	}
-	require.Len(t, known, mostOrigins)
-	chosen := map[*streams]bool{}
-	for peer := coll.AnySource; peer < mostOrigins-1; peer++ {
-		first := e.p2pStreams(origin{on, 100, -1}, peer)
-		require.True(t, known[first])
-		chosen[first] = true
-		for range 20 {
-			require.Same(t, first, e.p2pStreams(origin{on, 101, -1}, peer))
-		}
-	}
-	require.Len(t, chosen, mostOrigins)
-}
-
 // Of two threads that make streams for one use at the same time, both get those of the first one, and the others are for a later use.
 func TestStreamsThatTwoThreadsMake(t *testing.T) {
 	on := place{coll.Device{Type: coll.PrivateUse1}, "test"}
@@ -212,8 +188,8 @@ func TestStreamsThatTwoThreadsMake(t *testing.T) {
 
 	from := origin{on, 1, -1}
 	first, second := &streams{role: device.Outputs}, &streams{role: device.Outputs}
-	require.Same(t, first, e.keepP2P(from, 0, first))
-	require.Same(t, first, e.keepP2P(from, 0, second))
+	require.Same(t, first, e.keepP2P(from, first))
+	require.Same(t, first, e.keepP2P(from, second))
 	given, _, err := pool.takeStreams(rt, on, device.Outputs)
 	require.NoError(t, err)
 	require.Same(t, second, given)

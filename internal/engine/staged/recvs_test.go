@@ -37,6 +37,7 @@ type framed struct{ *counting }
 
 func (f framed) alone() device.Access { return unordered{deferring(f)} }
 func (f framed) recvQueues() int      { return 2 }
+func (f framed) makesStreams() bool   { return true }
 
 // A sender keeps its streams when its recvs have ended: the caller of the library may have queued more there.
 func TestStreamsOfASenderThatIsDone(t *testing.T) {
@@ -50,7 +51,7 @@ func TestStreamsOfASenderThatIsDone(t *testing.T) {
 	for sender := range 2 {
 		by := choose(sender + 1)
 		require.Equal(t, sender+1, by.from.sender)
-		s, err := e.makeP2P(by, by.from, sender+1)
+		s, err := e.makeP2P(by, by.from)
 		require.NoError(t, err)
 		run(c.operation(t, e, by.from.place, s, 1, false))
 	}
@@ -70,7 +71,7 @@ func TestRecvsThatFillTheirStreams(t *testing.T) {
 	}
 	chosen := choose()
 	var err error
-	chosen.s, err = e.makeP2P(c, chosen.from, 1)
+	chosen.s, err = e.makeP2P(c, chosen.from)
 	require.NoError(t, err)
 	for again := choose(); again.from.sender == 1; again = choose() { // by other threads
 		require.Same(t, chosen.s, again.s)

@@ -338,6 +338,14 @@ func (p *Pool) idleStreams(of place, role device.Role) *streams {
 // Requires: Pool.mu.
 func (s *streams) idle() bool { return !s.beside && s.forget() }
 
+// passed reports whether streams that are in use wait for nothing now.
+// Requires: Engine.issuing.
+func (p *Pool) passed(s *streams) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return s.idle()
+}
+
 func (p *Pool) giveStreams(of place, s *streams) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -48,6 +48,9 @@ size_t emulator_finished(const char *begin);
 /* The number of objects that graphs may hold, of which the end is told, until that is done. */
 size_t emulator_objects(void);
 
+/* The number of records of events that have waited because the device had no event left (EMULATOR_EVENTS). */
+size_t emulator_waited_records(void);
+
 /* The bytes of all memory of a kind that this process has, and the most that it has had at a time. Kinds are "pinned", "registered",
  * "device" and "imported", which is memory of the device that another process has shared; of others there are 0 bytes. */
 size_t emulator_bytes(const char *kind);

@@ -50,6 +50,7 @@ Status Events::wait_for_room(std::unique_lock<std::mutex> &lock, int device) {
     std::erase_if(records, [](const Point &point) { return point->done; });
     return records.size() < budget;
   };
+  if (!room()) waited_++;
   return state_.scheduler.wait_outside(lock, room, -1);  // it orders nothing for the caller
 }
 

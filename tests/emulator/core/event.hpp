@@ -46,6 +46,8 @@ class Events {
   bool destroy(EventHandle handle);
   // Waits until a record on the device is within its budget of events.
   Status wait_for_room(std::unique_lock<std::mutex> &lock, int device);
+  // Records that have waited for that so far.
+  size_t waited() const { return waited_; }
   // A record was queued on the device.
   void recorded(int device, const Point &point);
   static Binding newest(const Event &event);
@@ -55,6 +57,7 @@ class Events {
   std::map<EventHandle, std::shared_ptr<Event>> events_;
   std::map<int, std::vector<Point>> records_;  // by device: those that may not have run, where there is a budget
   uint64_t created_ = 0;
+  size_t waited_ = 0;
 };
 
 }  // namespace emulator

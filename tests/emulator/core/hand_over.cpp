@@ -131,6 +131,12 @@ size_t emulator_finished(const char *begin) {
   return all.streams.finished(begin);
 }
 
+size_t emulator_waited_records(void) {
+  State &all = emulator::state();
+  emulator::Lock lock(all.mutex);
+  return all.events.waited();
+}
+
 size_t emulator_bytes(const char *kind) {
   State &all = emulator::state();
   emulator::Lock lock(all.mutex);

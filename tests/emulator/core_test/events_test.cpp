@@ -169,6 +169,7 @@ TEST(a_record_waits_for_a_place_among_the_events_of_the_device) {
           OK(record(new_event(), beside));
           recorded = true;
         });
+        while (emulator_waited_records() == 0) std::this_thread::yield();
         for (int i = 0; i < 20; i++) {
           OK(run_all());
           CHECK(!recorded);
