@@ -47,8 +47,8 @@ func (g *Group) vendorEngine(method vendor.Method, run *runner.Group, others *st
 
 // reportWait returns how long an error of a vendor's library waits for a failure that explains it. In a group over
 // several hosts, a death is noticed after noticedAfter at the latest, and deathWait later it is the cause of this rank.
-// On one host the kernel tells of it, and localReportWait later it is: the kernel closes the connections of a process that
-// dies, by which a library notices that, before it reports the death.
+// On one host the kernel closes the connections of a process that dies, by which a library notices that, before it reports
+// the death. So the death is the cause localReportWait after the error at the latest.
 func (g *Group) reportWait() time.Duration {
 	if g.apart() {
 		timing := tcp.DefaultTiming
@@ -59,7 +59,7 @@ func (g *Group) reportWait() time.Duration {
 }
 
 // An error of the library that comes before the death that it tells of would name the wrong rank. reportSpare is for a
-// process that is late. On a busy machine survivors raised a death on their host up to 0.7 s after it.
+// process that is late. On a busy machine of two processors survivors raised a death on their host 0.2 to 0.6 s after it.
 const (
 	reportSpare     = 200 * time.Millisecond
 	localReportWait = time.Second

@@ -63,7 +63,7 @@ def why_not(check: Check, engine: str) -> str:
 
 class Run:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.seed, self.rounds, self.engines = options.seed, options.rounds, options.engine
+        self.seed, self.rounds, self.engines = options.seed, options.rounds, list(dict.fromkeys(options.engine))
         self.minutes, self.began = options.minutes, time.monotonic()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SAGECOMM_PROBE": "off"}
         environment.pop("SAGECOMM_ENGINE", None)  # each check has its own
@@ -200,10 +200,9 @@ def table(rates: list[dict[str, Any]]) -> list[str]:
 
 def _count(text: str) -> int:
     """Parses an option that is 1 or more."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
 
 
 def _part(report: Path) -> Path:
