@@ -135,9 +135,9 @@ def test_checks_that_run_together() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--rounds", "0"], "argument --rounds: 0 is less than 1"),
-        (["--ranks", "0"], "argument --ranks: 0 is less than 1"),
-        (["--together", "0"], "argument --together: 0 is less than 1"),
+        (["--rounds", "0"], "argument --rounds: '0' is no number of 1 or more"),
+        (["--ranks", "0"], "argument --ranks: '0' is no number of 1 or more"),
+        (["--together", "0"], "argument --together: '0' is no number of 1 or more"),
         (["--json", "no/such/folder/report.json"], "report.json cannot be written: "),
         (["--json", "."], "argument --json: . cannot be written: it is a folder"),
     ],
