@@ -358,6 +358,7 @@ bool DeviceWork::laterEndsPassed() {
 }
 
 c10::Stream DeviceWork::stream() {
+  noteAcquired(this); // as in passed(): without an output it is the current stream
   if (joins_.empty()) {
     return stream_ ? *stream_ : current();
   }

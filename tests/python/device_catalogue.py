@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -166,22 +167,30 @@ def blocks_that_do_not_fit() -> None:
 
 def complete_without_an_output() -> None:
     """A rank reads in another stream what it has sent, when the operation is complete. A thread of the library sees
-    that end, and no stream has an event for it. It fails without the note in DeviceWork::passed()."""
-    side = torch.Stream(accelerator())
+    that end, and no stream has an event for it. It fails without the notes in DeviceWork::passed() and stream()."""
+    side, reader = torch.Stream(accelerator()), torch.Stream(accelerator())
     calls: list[Callable[[torch.Tensor], Any]] = [
         lambda x: dist.broadcast(x, 0, async_op=True),
         lambda x: dist.isend(x, 1) if dist.get_rank() == 0 else dist.irecv(x, 0),
     ]
-    for call in calls:
-        x, ended = full(0), threading.Event()
-        side.wait_stream(main_stream())
-        with side:
+    finds: list[Callable[[Any], Any]] = [
+        lambda work: until(work.is_completed),
+        lambda work: work.get_future().wait(),
+    ]
+    for call, find in itertools.product(calls, finds):
+        x, read, ended = full(0), full(0), threading.Event()
+        for stream in (side, reader):
+            stream.wait_stream(main_stream())
+        with held(side), side:  # so that the call does not end the operation
             x += mine()
             work = call(x)
-        work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
+        work.get_future_result().add_done_callback(lambda _, ended=ended: ended.set())
         assert ended.wait(60)
-        until(work.is_completed)
-        expect(x + 1, 2)
+        with reader:
+            find(work)
+            torch.add(x, 1, out=read)  # makes no memory, for which an allocator would ask for events
+        main_stream().wait_stream(reader)
+        expect(read, 2)
 
 
 # ---- types, places in memory ----
