@@ -263,15 +263,22 @@ func beginners(t *testing.T, ranks []int, size int, timeout time.Duration, of fu
 
 // Rank 0, whose process serves the store, has a wrong setting. The others begin later, and are told all the same, once.
 func TestAWrongSettingIsToldWhereTheStoreEnds(t *testing.T) {
-	errs := beginners(t, []int{0, 1, 2}, 3, opTimeout, func(rank int) options {
-		if rank == 0 {
-			return options{"link_timeout": "99"}
-		}
-		return nil
-	})
-	for rank, err := range errs {
-		require.ErrorContains(t, err, `option link_timeout="99" is not accepted`, rank)
-		require.NotContains(t, err.Error(), "before that", rank)
+	for name, wrong := range map[string]struct{ value, reason string }{
+		"link_timeout": {"99", `option link_timeout="99" is not accepted`},
+		"tune_file":    {"/nonexistent", "SAGECOMM_TUNE_FILE: open /nonexistent: no such file or directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := beginners(t, []int{0, 1, 2}, 3, opTimeout, func(rank int) options {
+				if rank == 0 {
+					return options{name: wrong.value}
+				}
+				return nil
+			})
+			for rank, err := range errs {
+				require.ErrorContains(t, err, wrong.reason, rank)
+				require.NotContains(t, err.Error(), "before that", rank)
+			}
+		})
 	}
 }
 
