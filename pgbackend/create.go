@@ -57,7 +57,7 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	}
 	settings, tuning, flights, err := c.readSettings()
 	if err != nil {
-		return nil, c.refuse(err)
+		return nil, p.refuse(c, err)
 	}
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
@@ -144,7 +144,7 @@ func (c *Config) epochs() bootstrap.Epochs {
 }
 
 // refuse tells the other ranks why this one, whose settings are wrong, does not meet them. It returns why.
-func (c *Config) refuse(why error) error {
+func (p *Process) refuse(c Config, why error) error {
 	epochs, restarted := c.epochs(), false
 	for least := firstEpoch(runner.Environ()); ; {
 		epoch, other, err := epochs.Next(least)
@@ -152,11 +152,13 @@ func (c *Config) refuse(why error) error {
 			return why // the store is gone
 		}
 		restarted = restarted || other != ""
-		g := &Group{rank: c.Rank, size: c.Size, keys: keysOf(epoch)}
+		g := &Group{process: p, birth: c.birth, rank: c.Rank, size: c.Size, keys: keysOf(epoch)}
 		g.abandon(c.Store, why)
 		ahead := epochs.Ahead(epoch, c.Size)
 		if ahead == nil || !restarted { // else others that were told go on to another group
-			g.awaitReaders(c.Store, firstTry, nil, beginGrace)
+			if g.mayServeStore() {
+				g.awaitReaders(c.Store, g.keys+firstTry, nil, beginGrace)
+			}
 			return why
 		}
 		least = ahead.Epoch
