@@ -192,8 +192,8 @@ static void give_id(int to) {
   for (int i = 0; i < size; i++) CHECK(write(to, id, sizeof id) == (ssize_t)sizeof id);
 }
 
-/* brief: ranks make no operation, and end. */
-static void processes(const char *library, bool from_rank, bool brief) {
+/* The id is of rank from, or of this process, which is no rank, if that is -1. brief: ranks make no operation, and end. */
+static void processes(const char *library, int from, bool brief) {
   int ids[2], over[2];
   CHECK(pipe(ids) == 0 && pipe(over) == 0);
   pid_t pids[MOST];
@@ -204,7 +204,7 @@ static void processes(const char *library, bool from_rank, bool brief) {
     take_host(rank);
     close(over[1]);
     load(library);
-    if (from_rank && rank == size - 1) give_id(ids[1]);
+    if (rank == from) give_id(ids[1]);
     uint8_t id[SAGECOMM_ID_BYTES];
     CHECK(read(ids[0], id, sizeof id) == (ssize_t)sizeof id);
     sagecomm_join join = description(id, rank);
@@ -218,7 +218,7 @@ static void processes(const char *library, bool from_rank, bool brief) {
     api->shutdown();
     _exit(0);
   }
-  if (!from_rank) {
+  if (from < 0) {
     load(library); /* after the forks */
     give_id(ids[1]);
   }
@@ -308,13 +308,13 @@ int main(int argc, char **argv) {
   size = atoi(argv[3]);
   CHECK(size >= 2 && size <= MOST);
   if (strcmp(argv[2], "processes") == 0) {
-    processes(argv[1], true, false);
-    processes(argv[1], false, false);
+    processes(argv[1], size - 1, false);
+    processes(argv[1], -1, false);
     printf("all ranks agree\n");
     return 0;
   }
   if (strcmp(argv[2], "brief") == 0) {
-    for (int start = 0; start < 10; start++) processes(argv[1], true, true);
+    for (int start = 0; start < 20; start++) processes(argv[1], 0, true);
     printf("all ranks agree\n");
     return 0;
   }

@@ -47,7 +47,7 @@ func TestRanksMeetAtUniqueIDs(t *testing.T) {
 }
 
 // Ranks join, make no operation, and end. That of the process which serves the id takes the store from nobody. Without
-// that one in ten starts fails.
+// that about one start in ten fails.
 func TestRanksThatEndBehindTheirJoin(t *testing.T) {
 	joinProgram(t)(t, "brief", 3)
 }
