@@ -38,16 +38,7 @@ func seeOff(ctx context.Context, m *bootstrap.Meeting, g *Group, err error, dead
 	if err == nil {
 		ctx, cancel := context.WithDeadline(ctx, deadline)
 		defer cancel()
-		whole, fails := context.WithCancel(ctx) // it ends when the group has a cause of failure, too
-		defer fails()
-		go func() {
-			select {
-			case <-g.announced:
-				fails()
-			case <-whole.Done():
-			}
-		}()
-		if !m.Wait(whole) {
+		if !m.Wait(ctx, g.announced) {
 			waitFor(ctx, m, readGrace)
 		}
 		return
@@ -72,7 +63,7 @@ func seeOff(ctx context.Context, m *bootstrap.Meeting, g *Group, err error, dead
 func waitFor(ctx context.Context, m *bootstrap.Meeting, limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return m.Wait(ctx)
+	return m.Wait(ctx, nil)
 }
 
 // mayServeStore reports whether the process of this rank serves the store, or may do so: it is that of rank 0, as a

@@ -117,7 +117,7 @@ func TestTheProcessOfAnIDMayEndBehindItsJoin(t *testing.T) {
 		t.Run(hosts, func(t *testing.T) {
 			list := joinsOnHosts(t, hosts, nil)
 			reached, reach := signal()
-			release, letGo := signal()
+			release, goOn := signal()
 			waits, wait := signal()
 			made := make(chan error, 1)
 			list[0].Context = deadlineAsked{t.Context(), func() {
@@ -139,7 +139,7 @@ func TestTheProcessOfAnIDMayEndBehindItsJoin(t *testing.T) {
 				require.Fail(t, "the join of rank 0 returned although rank 1 has not joined", "%v", err)
 			case <-waits:
 			}
-			letGo()
+			goOn()
 			require.NoError(t, <-made)
 			require.NoError(t, <-ended)
 		})
@@ -157,7 +157,7 @@ func TestTheJoinOfAServerIsNotKept(t *testing.T) {
 			defer cancel()
 			list[0].Context = ctx
 			reached, reach := signal()
-			release, letGo := signal()
+			release, goOn := signal()
 			made, joined := make(chan struct{}), make(chan error, 1)
 			go func() {
 				groups, err := Get().Join(list[:1])
@@ -189,7 +189,7 @@ func TestTheJoinOfAServerIsNotKept(t *testing.T) {
 			case <-time.After(opTimeout):
 				require.Fail(t, "the join of rank 0 waits for rank 1 still")
 			}
-			letGo()
+			goOn()
 			<-made
 		})
 	}
@@ -349,19 +349,19 @@ func TestTheProcessOfRank0MayEndBehindItsGroup(t *testing.T) {
 			eachAProcess(t)
 			waitsForReaders(t)
 			mem, ended := bootstrap.NewMemStore(), new(atomic.Bool)
-			release, letGo := signal()
+			release, goOn := signal()
 			none, pass := signal()
 			pass()
 			ranksOf(t, 2, func(rank int) error {
 				held := heldReads{mortalStore{mem, ended}, last + "/0", func() {}, release}
 				if rank == 0 { // rank 1 goes on when rank 0 waits for it, or has left
-					held.suffix, held.reached, held.release = endedRound+"/1", letGo, none
+					held.suffix, held.reached, held.release = endedRound+"/1", goOn, none
 				}
 				g, err := Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: opTimeout, Store: held, Lasting: mem,
 					Options: onHosts(hosts)(rank)})
 				if rank == 0 {
 					ended.Store(true)
-					letGo()
+					goOn()
 				}
 				destroyAll([]*Group{g})
 				return err
