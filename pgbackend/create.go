@@ -275,6 +275,6 @@ func (g *Group) join(c Config) (err error) {
 // abandon tells the other ranks why this rank does not meet them, so that they do not wait for their timeout.
 func (g *Group) abandon(store bootstrap.Store, why error) {
 	for _, try := range []string{firstTry, secondTry} {
-		g.abandonTry(store, try, append(slices.Clone(rounds), endedRound), why)
+		g.abandonTry(store, try, append(slices.Clone(rounds), endedKey), why)
 	}
 }

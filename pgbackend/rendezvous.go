@@ -34,7 +34,7 @@ const (
 	linkedRound   = "/linked"
 	joinedRound   = "/joined"
 	// Behind the rounds of a try a rank tells that it reads nothing more in the store.
-	endedRound = "/ended"
+	endedKey = "/ended"
 )
 
 var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}

@@ -82,7 +82,7 @@ func (g *Group) leaveStore(store bootstrap.Store, failed error) {
 	if g.news.try == "" || g.birth != nil && failed == nil { // no try has begun, or Leave tells it
 		return
 	}
-	_ = bootstrap.TellEnded(store, g.news.try+endedRound, g.rank) // without it rank 0 waits for readGrace
+	_ = bootstrap.TellEnded(store, g.news.try+endedKey, g.rank) // without it rank 0 waits for readGrace
 	if g.birth == nil && g.mayServeStore() {
 		g.awaitReaders(store, g.news.try, failed, readGrace)
 	}
@@ -111,5 +111,5 @@ func (g *Group) awaitReaders(store bootstrap.Store, try string, failed error, li
 			others = append(others, rank)
 		}
 	}
-	bootstrap.AwaitEnded(store, try+endedRound, others, limit)
+	bootstrap.AwaitEnded(store, try+endedKey, others, limit)
 }

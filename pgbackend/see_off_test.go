@@ -355,7 +355,7 @@ func TestTheProcessOfRank0MayEndBehindItsGroup(t *testing.T) {
 			ranksOf(t, 2, func(rank int) error {
 				held := heldReads{mortalStore{mem, ended}, last + "/0", func() {}, release}
 				if rank == 0 { // rank 1 goes on when rank 0 waits for it, or has left
-					held.suffix, held.reached, held.release = endedRound+"/1", goOn, none
+					held.suffix, held.reached, held.release = endedKey+"/1", goOn, none
 				}
 				g, err := Get().Create(Config{Rank: rank, Size: 2, Name: t.Name(), Timeout: opTimeout, Store: held, Lasting: mem,
 					Options: onHosts(hosts)(rank)})
@@ -383,7 +383,7 @@ func TestAWrongSettingIsToldWhereALaterRankServesTheID(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = store.Get("sagecomm/1"+secondTry+endedRound+"/2", opTimeout) // the last that rank 2 tells
+		_, err = store.Get("sagecomm/1"+secondTry+endedKey+"/2", opTimeout) // the last that rank 2 tells
 		store.Close()
 		if err != nil {
 			return err
