@@ -55,9 +55,9 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 	if c.GlobalRanks != nil && len(c.GlobalRanks) != c.Size {
 		return nil, fmt.Errorf("sagecomm: a group of %d has %s", c.Size, coll.Count(len(c.GlobalRanks), "global rank"))
 	}
-	settings, flights, err := c.readSettings()
+	settings, tuning, flights, err := c.readSettings()
 	if err != nil {
-		return nil, c.refuse(err)
+		return nil, p.refuse(c, err)
 	}
 	p.sweep()
 	deadline := time.Now().Add(c.Timeout)
@@ -67,7 +67,8 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 		if err != nil {
 			return nil, err
 		}
-		g = &Group{process: p, birth: c.birth, kin: c.kin, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks, settings: settings, flights: flights, timeline: env.TraceFile.Get(settings) != "",
+		g = &Group{process: p, birth: c.birth, kin: c.kin, options: c.Options, born: time.Now(), name: c.Name, rank: c.Rank, size: c.Size, global: c.GlobalRanks,
+			settings: settings, tuningSettings: tuning, flights: flights, timeline: env.TraceFile.Get(settings) != "",
 			life: lifetime{gone: make([]bool, c.Size)}, announced: make(chan struct{}), keys: keysOf(epoch), deadline: deadline}
 		attempt := c
 		attempt.Store = bootstrap.Watchful(c.Store, c.Size, func() error { return g.endOfWaits(c.Store) },
@@ -112,9 +113,9 @@ func (p *Process) Create(c Config) (g *Group, err error) {
 }
 
 // readSettings reads what the environment and the options set, and lets it take effect in c and in this process.
-func (c *Config) readSettings() (settings *env.Settings, flights int, err error) {
+func (c *Config) readSettings() (settings *env.Settings, tuning tuningSettings, flights int, err error) {
 	if settings, err = env.Resolve(runner.Environ(), c.Options); err != nil {
-		return nil, 0, err
+		return nil, tuning, 0, err
 	}
 	for _, w := range settings.Warnings() {
 		observe.Warn("%s", w)
@@ -123,15 +124,18 @@ func (c *Config) readSettings() (settings *env.Settings, flights int, err error)
 		c.Timeout, c.Operations = t.Value, t.Value
 	}
 	if least := min(c.Timeout, cmp.Or(c.Operations, c.Timeout)); least <= 0 {
-		return nil, 0, fmt.Errorf("sagecomm: timeout %v is not positive", least)
+		return nil, tuning, 0, fmt.Errorf("sagecomm: timeout %v is not positive", least)
 	}
 	if name := env.Kernels.Get(settings); name != "auto" {
 		if err := kernels.Force(name); err != nil {
-			return nil, 0, err
+			return nil, tuning, 0, err
 		}
 	}
+	if tuning, err = readTuningSettings(settings); err != nil {
+		return nil, tuning, 0, err
+	}
 	flights, err = observe.FlightCapacity(runner.Environ())
-	return settings, flights, err
+	return settings, tuning, flights, err
 }
 
 // epochs counts the groups that are made on the keys of c.
@@ -140,7 +144,7 @@ func (c *Config) epochs() bootstrap.Epochs {
 }
 
 // refuse tells the other ranks why this one, whose settings are wrong, does not meet them. It returns why.
-func (c *Config) refuse(why error) error {
+func (p *Process) refuse(c Config, why error) error {
 	epochs, restarted := c.epochs(), false
 	for least := firstEpoch(runner.Environ()); ; {
 		epoch, other, err := epochs.Next(least)
@@ -148,11 +152,13 @@ func (c *Config) refuse(why error) error {
 			return why // the store is gone
 		}
 		restarted = restarted || other != ""
-		g := &Group{rank: c.Rank, size: c.Size, keys: keysOf(epoch)}
+		g := &Group{process: p, birth: c.birth, rank: c.Rank, size: c.Size, keys: keysOf(epoch)}
 		g.abandon(c.Store, why)
 		ahead := epochs.Ahead(epoch, c.Size)
 		if ahead == nil || !restarted { // else others that were told go on to another group
-			g.awaitReaders(c.Store, firstTry, nil, beginGrace)
+			if g.mayServeStore() {
+				g.awaitReaders(c.Store, g.keys+firstTry, nil, beginGrace)
+			}
 			return why
 		}
 		least = ahead.Epoch
@@ -252,10 +258,6 @@ func (g *Group) join(c Config) (err error) {
 			g.abandon(c.Store, err)
 		}
 	}()
-	if g.tuningSettings, err = readTuningSettings(g.settings); err != nil {
-		g.abandon(c.Store, err)
-		return err
-	}
 	if err := g.meet(c); err != nil {
 		return err
 	}
@@ -273,6 +275,6 @@ func (g *Group) join(c Config) (err error) {
 // abandon tells the other ranks why this rank does not meet them, so that they do not wait for their timeout.
 func (g *Group) abandon(store bootstrap.Store, why error) {
 	for _, try := range []string{firstTry, secondTry} {
-		g.abandonTry(store, try, append(slices.Clone(rounds), endedRound), why)
+		g.abandonTry(store, try, append(slices.Clone(rounds), endedKey), why)
 	}
 }

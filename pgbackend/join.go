@@ -134,7 +134,7 @@ var homeOf = func() (name [len(bootstrap.ID{}.Home)]byte) {
 }
 
 // noLoopback is behind a hint to set MASTER_ADDR, which may be set.
-const noLoopback = "a MASTER_ADDR that means that machine by loopback, as a line of /etc/hosts can make it, does not help"
+const noLoopback = "MASTER_ADDR does not help where that machine resolves it to a loopback address, as a line 127.0.1.1 in /etc/hosts makes it"
 
 // checkReach refuses an id whose server listens on loopback of another machine, or of another network namespace.
 func checkReach(id bootstrap.ID) error {
@@ -329,12 +329,9 @@ func (p *Process) meetAt(ctx context.Context, server fmt.Stringer, c Config, set
 	if err == nil {
 		_ = store.Leave(c.Size) // without it the server drops the keys later
 	}
-	store.Close()
+	store.Close() // this rank needs it no longer, and seeOff waits for the others alone
 	seeOff(ctx, meeting, g, err, began.Add(timeout))
-	if err != nil {
-		return nil, err
-	}
-	return g, nil
+	return g, err
 }
 
 // unlisten gives back the server of the process, and the rank of the id.

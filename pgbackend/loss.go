@@ -146,10 +146,9 @@ func (g *Group) bereaved(err error) error {
 	switch {
 	case errors.As(err, new(*bootstrap.StoppedError)), errors.As(err, new(*coll.Failure)):
 		return err
-	case errors.As(err, &late), errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0:
+	case errors.As(err, &late), errors.As(err, &failed) && len(failed.Missing)+failed.Unknown > 0,
+		errors.As(err, &gaveUp) && gaveUp.Prefix == "": // it has told what it knows of a loss
 		return cmp.Or(g.lost(), err)
-	case errors.As(err, &gaveUp) && gaveUp.Prefix == "": // it has told what it knows of a loss
-		return cmp.Or[error](g.lost(), CreateFailure(g.name, err))
 	case errors.As(err, &store) && errors.As(g.lost(), &lost):
 		f := *lost
 		f.Message = fmt.Sprintf("%s; the store cannot be used either: %v", f.Message, store.Cause)

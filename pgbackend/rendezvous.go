@@ -33,8 +33,8 @@ const (
 	attachedRound = "/attached"
 	linkedRound   = "/linked"
 	joinedRound   = "/joined"
-	// Behind the rounds of a try that has failed a rank tells that it reads nothing more there.
-	endedRound = "/ended"
+	// Behind the rounds of a try a rank tells that it reads nothing more in the store.
+	endedKey = "/ended"
 )
 
 var rounds = []string{"", addressRound, attachedRound, linkedRound, joinedRound}
@@ -61,6 +61,12 @@ func (g *Group) behind(round string) []string {
 // of a memfd. All ranks that go on take the same branches, because each branch depends only on data that all ranks
 // share: the list of methods, which is part of setup, and the outcome of Agree.
 func (g *Group) meet(c Config) error {
+	err := g.tryToMeet(c)
+	g.leaveStore(c.Store, err)
+	return err
+}
+
+func (g *Group) tryToMeet(c Config) error {
 	var methods []shmem.Method
 	for _, m := range env.ShmAttach.Get(g.settings) {
 		methods = append(methods, shmem.Method(m))
@@ -167,10 +173,7 @@ func (g *Group) attempt(c Config, try string, deadline time.Time, methods []shme
 			g.forgetOwnCulprit(failed)
 			g.askWhyUnlinked(c.Store)
 			g.tellOfLoss(c.Store)
-			g.abandonTry(c.Store, try, append(g.behind(round), endedRound), g.bereaved(failed))
-			if g.birth == nil {
-				g.awaitReaders(c.Store, try, failed, readGrace)
-			}
+			g.abandonTry(c.Store, try, g.behind(round), g.bereaved(failed))
 		}
 	}()
 	all, err := bootstrap.Exchange(c.Store, g.keys+try, g.rank, g.size, left(), text, check)

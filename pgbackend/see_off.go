@@ -14,18 +14,18 @@ import (
 // the process, and the other ranks need the store until they have joined or know why not (docs/protocol.md, section 16,
 // Rendezvous).
 
+// readGrace is how long a rank waits for others that are about to read the end of a try in the store, or to find a
+// failure by themselves, and for those of a group that has failed meanwhile. Tests change it.
+var readGrace = 900 * time.Millisecond
+
 const (
-	// readGrace is how long a rank waits for others that are about to read a failure in the store, or to find one by
-	// themselves, and for those of a group that has failed meanwhile.
-	readGrace = 900 * time.Millisecond
-	// beginGrace is how long a rank whose settings are wrong waits for others, which may not have begun yet.
+	// beginGrace is how long a rank whose settings are wrong waits for others, which may not have begun yet, if its
+	// process may serve the store.
 	beginGrace = 10 * time.Second
 	// toldGrace is how long a rank waits for those that it has told why it gives up, and abortGrace so for a caller
 	// that has ended the join.
 	toldGrace  = 900 * time.Millisecond
 	abortGrace = 50 * time.Millisecond
-	// causeLook is the pause between two looks whether the group has failed meanwhile.
-	causeLook = 100 * time.Millisecond
 )
 
 // seeOff waits until no other rank needs the store of the id. g is the group that was made, or err is why this rank has
@@ -38,12 +38,9 @@ func seeOff(ctx context.Context, m *bootstrap.Meeting, g *Group, err error, dead
 	if err == nil {
 		ctx, cancel := context.WithDeadline(ctx, deadline)
 		defer cancel()
-		for ctx.Err() == nil && g.Cause() == nil {
-			if waitFor(ctx, m, causeLook) {
-				return
-			}
+		if !m.Wait(ctx, g.announced) {
+			waitFor(ctx, m, readGrace)
 		}
-		waitFor(ctx, m, readGrace)
 		return
 	}
 	var all *bootstrap.FailedError
@@ -66,19 +63,39 @@ func seeOff(ctx context.Context, m *bootstrap.Meeting, g *Group, err error, dead
 func waitFor(ctx context.Context, m *bootstrap.Meeting, limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return m.Wait(ctx)
+	return m.Wait(ctx, nil)
 }
 
-// awaitReaders waits until the other ranks need nothing more of a try that has failed, or until the limit. Rank 0 does
-// so, because its process serves a store of the caller as a rule. failed has the ranks that have not come; nil: some may
-// not have begun. Where a rank or the store is lost, nobody is waited for.
+// mayServeStore reports whether the process of this rank serves the store, or may do so: it is that of rank 0, as a
+// rule, which serves a store of the caller.
+func (g *Group) mayServeStore() bool {
+	if g.birth != nil {
+		return g.process.server.Meeting(g.birth.id) != nil
+	}
+	return g.rank == 0
+}
+
+// leaveStore ends what this rank does in the store to make the group. failed is why the last try has failed, nil if it
+// has not. Over a store of the caller, a rank whose process may serve it waits for those that have not read the end of
+// the try; at an id that is the business of seeOff.
+func (g *Group) leaveStore(store bootstrap.Store, failed error) {
+	if g.news.try == "" || g.birth != nil && failed == nil { // no try has begun, or Leave tells it
+		return
+	}
+	_ = bootstrap.TellEnded(store, g.news.try+endedKey, g.rank) // without it rank 0 waits for readGrace
+	if g.birth == nil && g.mayServeStore() {
+		g.awaitReaders(store, g.news.try, failed, readGrace)
+	}
+}
+
+// awaitReaders waits until the other ranks need nothing more of a try, or until the limit. failed is why the try has
+// failed, nil if it has not: a rank that has not come is not waited for. Nobody is where the store is lost, after an
+// interruption, and where this rank itself has found a failure of another one.
 func (g *Group) awaitReaders(store bootstrap.Store, try string, failed error, limit time.Duration) {
 	var late *bootstrap.TimeoutError
 	var told *bootstrap.FailedError
 	var absent []int
 	switch {
-	case g.rank != 0:
-		return
 	case errors.As(failed, new(*bootstrap.StoppedError)), errors.As(failed, new(*coll.Failure)):
 		return
 	case errors.As(failed, &late):
@@ -88,14 +105,11 @@ func (g *Group) awaitReaders(store bootstrap.Store, try string, failed error, li
 	case failed != nil:
 		return
 	}
-	deadline := time.Now().Add(limit)
-	for peer := 1; peer < g.size && time.Now().Before(deadline); peer++ {
-		if slices.Contains(absent, peer) {
-			continue
-		}
-		err := bootstrap.AwaitAbandoned(store, g.keys+try+endedRound, peer, time.Until(deadline))
-		if err != nil && !errors.Is(err, bootstrap.ErrTimeout) {
-			return
+	var others []int
+	for rank := range g.size {
+		if rank != g.rank && !slices.Contains(absent, rank) {
+			others = append(others, rank)
 		}
 	}
+	bootstrap.AwaitEnded(store, try+endedKey, others, limit)
 }

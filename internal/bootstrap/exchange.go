@@ -101,10 +101,32 @@ func Abandoned(store Store, prefix string, rank int) *RankFailure {
 	return readFailure(rank, record)
 }
 
-// AwaitAbandoned waits until a rank has told its failure by [Abandon].
-func AwaitAbandoned(store Store, prefix string, rank int, timeout time.Duration) error {
-	_, err := store.Get(key(prefix, rank), max(timeout, 0))
-	return err
+// TellEnded tells the others that a rank reads nothing more in the store.
+func TellEnded(store Store, prefix string, rank int) error {
+	return store.Set(key(prefix, rank), []byte{markValue})
+}
+
+// AwaitEnded waits until ranks have told something by [TellEnded] or [Abandon], or until the timeout.
+func AwaitEnded(store Store, prefix string, ranks []int, timeout time.Duration) {
+	deadline := time.Now().Add(timeout)
+	if many, ok := store.(ManyGetter); ok && len(ranks) > 1 {
+		keys := make([]string, len(ranks))
+		for i, rank := range ranks {
+			keys[i] = key(prefix, rank)
+		}
+		if _, err := many.GetMany(keys, timeout); !errors.Is(err, ErrTimeout) {
+			return // all have, or the store is gone
+		}
+	}
+	for _, rank := range ranks {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return
+		}
+		if _, err := store.Get(key(prefix, rank), left); err != nil && !errors.Is(err, ErrTimeout) {
+			return
+		}
+	}
 }
 
 // Agree tells every rank whether all ranks succeeded: nil if err is nil everywhere, otherwise a [*FailedError] that

@@ -21,17 +21,19 @@ func (s *Server) Meeting(id ID) *Meeting {
 }
 
 // Wait waits until no rank needs the store to meet the others: all have met, or the connections of those that have not
-// have ended. It reports false if the context ends before.
-func (m *Meeting) Wait(ctx context.Context) bool {
+// have ended. It reports false if the context ends before, or over is closed.
+func (m *Meeting) Wait(ctx context.Context, over <-chan struct{}) bool {
 	for {
 		m.space.mu.Lock()
-		over, changed := m.space.met || len(m.space.guests) == 0, m.space.changed
+		unneeded, changed := m.space.met || len(m.space.guests) == 0, m.space.changed
 		m.space.mu.Unlock()
-		if over {
+		if unneeded {
 			return true
 		}
 		select {
 		case <-changed:
+		case <-over:
+			return false
 		case <-ctx.Done():
 			return false
 		}

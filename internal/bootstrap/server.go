@@ -248,7 +248,7 @@ func (s *Server) keyOf(name [spaceBytes]byte) (key [sha256.Size]byte, known bool
 // have met.
 func (s *space) talk(client *session) (left bool) {
 	me := newGuest()
-	defer s.goodbye(me)
+	defer s.removeGuest(me)
 	requests, gone := make(chan request), make(chan struct{})
 	done := make(chan struct{})
 	defer close(done)
@@ -294,7 +294,7 @@ func (s *space) answer(client *session, r request, me *guest, gone <-chan struct
 	var values [][]byte
 	meets := r.ask == askSet || r.ask == askGet
 	if meets {
-		s.welcome(me)
+		s.addGuest(me)
 	}
 	switch r.ask {
 	case askSet:
@@ -307,7 +307,7 @@ func (s *space) answer(client *session, r request, me *guest, gone <-chan struct
 		values = [][]byte{first}
 	case askLeave:
 		values, last = [][]byte{nil}, s.leave(r.ranks)
-		s.goodbye(me)
+		s.removeGuest(me)
 	}
 	if e := client.SetWriteDeadline(time.Now().Add(answerTimeoutOfPeer)); e != nil {
 		return last, e

@@ -33,7 +33,8 @@ type space struct {
 }
 
 func newSpace(key [sha256.Size]byte) *space {
-	return &space{key: key, values: map[string][]byte{}, claimed: map[string]bool{}, guests: map[*guest]struct{}{}, changed: make(chan struct{})}
+	return &space{key: key, values: map[string][]byte{}, claimed: map[string]bool{}, guests: map[*guest]struct{}{},
+		changed: make(chan struct{})}
 }
 
 // guest is a connection over which a rank meets the others: it has asked for something else than a claim. A rank has
@@ -55,15 +56,15 @@ func (g *guest) hasEnded() bool {
 	}
 }
 
-// welcome notes that a rank meets the others over a connection.
-func (s *space) welcome(g *guest) {
+// addGuest notes that a rank meets the others over a connection.
+func (s *space) addGuest(g *guest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.guests[g] = struct{}{}
 }
 
-// goodbye notes that no rank meets the others over a connection any more.
-func (s *space) goodbye(g *guest) {
+// removeGuest notes that no rank meets the others over a connection any more.
+func (s *space) removeGuest(g *guest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, known := s.guests[g]; !known {
@@ -140,7 +141,8 @@ func (s *space) get(keys []string, timeout time.Duration, of *guest, gone <-chan
 	}
 }
 
-// look returns the values of the keys, which nobody changes, or a channel that the next change closes if one of them does not exist.
+// look returns the values of the keys, which nobody changes, or a channel that the next change closes if one of them
+// does not exist.
 func (s *space) look(keys []string) (values [][]byte, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,7 +1,7 @@
 /* join.c makes groups at unique ids, without a store of its own: ranks as processes, as threads of one process, and all
  * in one call; the id comes from a process that is no rank, or from the last rank. Groups are split, and made anew
  * without a rank that has died.
- * Usage: join LIBRARY processes|threads|call|server-dies|rank-dies RANKS */
+ * Usage: join LIBRARY processes|threads|call|brief|server-dies|rank-dies RANKS */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -192,7 +192,8 @@ static void give_id(int to) {
   for (int i = 0; i < size; i++) CHECK(write(to, id, sizeof id) == (ssize_t)sizeof id);
 }
 
-static void processes(const char *library, bool from_rank) {
+/* The id is of rank from, or of this process, which is no rank, if that is -1. brief: ranks make no operation, and end. */
+static void processes(const char *library, int from, bool brief) {
   int ids[2], over[2];
   CHECK(pipe(ids) == 0 && pipe(over) == 0);
   pid_t pids[MOST];
@@ -203,18 +204,21 @@ static void processes(const char *library, bool from_rank) {
     take_host(rank);
     close(over[1]);
     load(library);
-    if (from_rank && rank == size - 1) give_id(ids[1]);
+    if (rank == from) give_id(ids[1]);
     uint8_t id[SAGECOMM_ID_BYTES];
     CHECK(read(ids[0], id, sizeof id) == (ssize_t)sizeof id);
     sagecomm_join join = description(id, rank);
     sagecomm_group group = 0;
     sagecomm_error err = {0};
     ok(api->group_join(&join, 1, &group, &err), &err);
-    use(&group, &rank, 1, true);
+    if (brief)
+      ok(api->group_destroy(group, &err), &err);
+    else
+      use(&group, &rank, 1, true);
     api->shutdown();
     _exit(0);
   }
-  if (!from_rank) {
+  if (from < 0) {
     load(library); /* after the forks */
     give_id(ids[1]);
   }
@@ -222,6 +226,7 @@ static void processes(const char *library, bool from_rank) {
     int status;
     CHECK(waitpid(pids[rank], &status, 0) == pids[rank] && WIFEXITED(status) && WEXITSTATUS(status) == 0);
   }
+  for (int i = 0; i < 2; i++) CHECK(close(ids[i]) == 0 && close(over[i]) == 0);
 }
 
 /* The last rank makes the id and dies: at once, so that the store is gone, or as a rank that another process waits for. */
@@ -303,8 +308,13 @@ int main(int argc, char **argv) {
   size = atoi(argv[3]);
   CHECK(size >= 2 && size <= MOST);
   if (strcmp(argv[2], "processes") == 0) {
-    processes(argv[1], true);
-    processes(argv[1], false);
+    processes(argv[1], size - 1, false);
+    processes(argv[1], -1, false);
+    printf("all ranks agree\n");
+    return 0;
+  }
+  if (strcmp(argv[2], "brief") == 0) {
+    for (int start = 0; start < 20; start++) processes(argv[1], 0, true);
     printf("all ranks agree\n");
     return 0;
   }
