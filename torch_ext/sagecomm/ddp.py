@@ -83,9 +83,10 @@ def fused_hook(*, bucket_bytes: int = BUCKET_BYTES) -> Hook:
 
 
 def bf16_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A hook that sends gradients as bfloat16, which halves the bytes of float32. On the CPU and with the engines `cuda`
-    and `staged`, values of all ranks are added in float32 and rounded once; with `nccl`, `hccl` and `cncl`, the vendor's
-    library adds and rounds as it does. The real and the imaginary part of a complex gradient are sent as bfloat16 each."""
+    """A hook that sends gradients as bfloat16, which halves the bytes of float32. On the CPU and with the engines
+    `cuda` and `staged`, values of all ranks are added in float32 and rounded once; with `nccl`, `hccl` and `cncl`, the
+    vendor's library adds and rounds as it does. The real and the imaginary part of a complex gradient are sent as
+    bfloat16 each."""
     buffer = _dense(bucket, "bf16_hook")
     wide = torch.view_as_real(buffer) if buffer.is_complex() else buffer
     short = wide.to(torch.bfloat16)
