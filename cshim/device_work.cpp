@@ -58,7 +58,7 @@ c10::Stream DeviceWork::current() const {
   return VirtualGuardImpl(device_.type()).getStream(device_);
 }
 
-void DeviceWork::describe(sagecomm_op& op, bool async, bool gathers) {
+void DeviceWork::describe(sagecomm_op& op, bool async) {
   op.flags |= SAGECOMM_ASYNC;
   const bool fromAnySource = op.kind == SAGECOMM_RECV && op.root == SAGECOMM_ANY_SOURCE;
   tellsTheHost_ = tellsTheHost_ || op.kind == SAGECOMM_BARRIER || fromAnySource;
@@ -81,7 +81,6 @@ void DeviceWork::describe(sagecomm_op& op, bool async, bool gathers) {
   bridge_.keep = &keepMemory;
   bridge_.multiply = &multiply;
   bridge_.divide = &divide;
-  bridge_.gathers = gathers ? 1 : 0;
   op.bridge = &bridge_;
   op.device_type = static_cast<uint8_t>(device_.type());
   op.device_index = device_.index();

@@ -45,8 +45,8 @@ class DeviceWork {
   // Fills in what the core needs to issue the operation, or one of several. The core waits for no operation on a device
   // while it issues it; it may wait for peers that connect with this rank. The last call of c10 is that for op.stream:
   // some devices order a native handle behind what torch has launched by the time of that call only. So a handle is
-  // never kept. `gathers`: several are issued as one, and copies for their outputs are written back.
-  void describe(sagecomm_op& op, bool async, bool gathers);
+  // never kept.
+  void describe(sagecomm_op& op, bool async);
 
   // Asks for takeFuture(). `outputs` are its value.
   void promise(c10::ArrayRef<at::Tensor> outputs) {

@@ -186,11 +186,11 @@ ProcessGroupSagecomm::WorkPtr ProcessGroupSagecomm::run(Call& call) {
     }
     call.describe();
     if (C10_UNLIKELY(device != nullptr)) {
-      device->describe(call.op, call.async, /*gathers=*/false);
+      device->describe(call.op, call.async);
     }
   } else if (C10_UNLIKELY(device != nullptr)) {
     for (sagecomm_op& op : call.coalesced) {
-      device->describe(op, call.async, call.buffers.staged()); // see queueEnd() and succeed()
+      device->describe(op, call.async);
     }
   }
 

@@ -142,7 +142,7 @@ typedef struct sagecomm_copy {
  * and the first launch of a kernel do in multiply() and divide(). They return 0, or -1 with a text in
  * `why`. A stream is a number that make_stream() has given out; it stays valid until the process ends. */
 typedef struct sagecomm_bridge {
-  uint32_t struct_size; /* sizeof(sagecomm_bridge); `keep` came later, then `multiply` and `divide`, and `gathers` */
+  uint32_t struct_size; /* sizeof(sagecomm_bridge); `keep` came later, `multiply` and `divide` last */
   /* 0: the caller's stream is not being captured into a graph. SAGECOMM_CAPTURED: it is. Other values: the framework cannot
    * tell, so the library asks the device's runtime. */
   uint32_t may_be_captured;
@@ -197,10 +197,6 @@ typedef struct sagecomm_bridge {
   /* divide() queues the division of the elements, in place. */
   int32_t (*divide)(void *ctx, uint64_t stream, uint8_t dtype, const sagecomm_segment *pieces, uint32_t n,
                     double divisor, char *why, size_t why_n);
-  /* Not 0: when the parts of this coalesced operation are queued or have ended, the caller makes the stream of one of them, that of join() or
-   * join_later(), wait for those of the others. So the library gives that stream to no operation that must not wait for them. It may be
-   * absent (struct_size): 0. */
-  uint32_t gathers;
 } sagecomm_bridge;
 
 /* One call of one collective or p2p operation. Fill with zeros first. */

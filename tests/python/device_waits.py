@@ -326,7 +326,7 @@ def batch_of_several_senders(rank: int, size: int, store: str) -> None:
     dist.destroy_process_group()
 
 
-CALLERS = 8  # streams of the caller that have streams of their own: mostOwnOrigins of internal/engine/staged/p2p.go
+CALLERS = 4  # streams of the caller that have streams of their own: mostOrigins of internal/engine/staged/p2p.go
 
 
 def new_stream_beside_late_ones(rank: int, size: int, store: str) -> None:

@@ -50,10 +50,6 @@ static bool scales(const sagecomm_bridge *b) {
   return b->struct_size > offsetof(sagecomm_bridge, divide) && b->multiply != NULL && b->divide != NULL;
 }
 
-static bool gathers(const sagecomm_bridge *b) {
-  return b->struct_size >= offsetof(sagecomm_bridge, gathers) + sizeof b->gathers && b->gathers != 0;
-}
-
 typedef struct piece {
   uintptr_t at;
   uint64_t bytes;
@@ -146,9 +142,6 @@ func (b *Bridge) Captured() bool { return b.c.may_be_captured == C.SAGECOMM_CAPT
 
 // MayBeCaptured reports whether the caller's stream may be one that is being captured into a graph, because the framework cannot tell.
 func (b *Bridge) MayBeCaptured() bool { return b.c.may_be_captured != 0 }
-
-// Gathers reports whether the framework may make the streams of this operation wait for those of other parts of its call, behind issue().
-func (b *Bridge) Gathers() bool { return bool(C.gathers(b.c)) }
 
 // DeviceName returns the name of the type of device in the framework. It is memory of the caller: nobody keeps it.
 func (b *Bridge) DeviceName() string {

@@ -18,19 +18,6 @@ type frameworkStreams interface {
 
 	// recvQueues returns how many streams of the role device.Recvs have a queue of the hardware each.
 	recvQueues() int
-
-	// makesStreams reports whether the library makes the streams, and takes none of the framework's pool.
-	makesStreams() bool
-}
-
-// originsOf returns how many streams of the caller have streams of their own for p2p operations on a device.
-func originsOf(b device.Access) int {
-	if f, of := b.(frameworkStreams); of && f.makesStreams() {
-		return mostOwnOrigins
-	} else if _, waits := b.(device.Waiter); waits && !of { // a vendor's runtime alone
-		return mostOwnOrigins
-	}
-	return mostOrigins
 }
 
 // queuesOf returns how many streams for recvs a runtime has queues of the hardware for. Where streams share none, there is no limit.
@@ -58,15 +45,6 @@ func FromCall(call runner.Call, op coll.Op) (device.Access, error) {
 		return nil, err
 	}
 	return WithBridge(b, op)
-}
-
-// gathers reports whether the framework may make the streams of an operation wait for those of other parts of its call later.
-func gathers(call runner.Call) bool {
-	if call.Bridge() == nil {
-		return false
-	}
-	b, err := bridge.New(call.Bridge())
-	return err == nil && b.Gathers()
 }
 
 // WithBridge returns the access for a call that brings a bridge. The framework takes streams of CUDA's driver for its own. Frameworks
@@ -220,8 +198,6 @@ type adopted struct {
 func (a *adopted) alone() device.Access { return &aside{a.bridge, &a.of.aside} }
 
 func (a *adopted) recvQueues() int { return queuesOf(a.launchingWaiter) }
-
-func (a *adopted) makesStreams() bool { return true }
 
 // Name implements device.Runtime.
 func (a *adopted) Name() string { return "cuda, adopted" }

@@ -43,7 +43,6 @@ type layout struct {
 	stride  uint32 // units of a group
 	window  uint32 // units for which there is room; 0: for all
 	sends   bool   // a send where streams can wait: nobody waits for more than the input, so no stream waits for the run
-	gathers bool   // a part of a call whose streams may come behind those of other parts later
 }
 
 // layoutOf places the buffers. A segment of the input that lies within a segment of the output has its place there, so that an

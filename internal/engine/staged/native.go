@@ -148,7 +148,6 @@ var _ launchingWaiter = (*native)(nil)
 
 func (n *native) alone() device.Access { return n.handles.bridge }
 func (n *native) recvQueues() int      { return queuesOf(n.waiter) }
-func (n *native) makesStreams() bool   { return false }
 
 // CopyOut implements device.Waiter.
 func (n *native) CopyOut(s device.Stream, c device.Copy) error {

@@ -161,7 +161,6 @@ type byFramework int
 
 func (byFramework) alone() device.Access { return nil }
 func (n byFramework) recvQueues() int    { return int(n) }
-func (byFramework) makesStreams() bool   { return true }
 
 // A stream waits for a recv only where the recvs of that sender end in the order of their calls, no peer needs what the caller queues behind them,
 // and the commands find room.

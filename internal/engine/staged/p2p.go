@@ -23,14 +23,12 @@ type origin struct {
 
 // Bounds of the streams that p2p operations of a group have on a device. Threads that make streams at the same time may take some more.
 //
-// A stream of the caller beyond mostOrigins takes over the streams of another one of which all operations have ended. If there is none, it has
-// further ones, up to mostOwnOrigins, where the library makes streams itself. Beyond that it shares those of another one, chosen by the peer:
-// its operations come behind all that the other one waits for, which may be what these operations bring. So programs that use many streams in
-// turn hang nowhere, and those that use more than the bound at once may.
+// A stream of the caller beyond mostOrigins takes over the streams of another one that wait for nothing any more. If there are none, it shares
+// those of another one, chosen by the peer: its operations come behind all that the other one waits for, which may be what these operations
+// bring. So programs that use many streams in turn hang nowhere, and those that use more than mostOrigins at once may.
 const (
-	mostOrigins    = 4 // a framework's pool is small, and its user has it, too
-	mostOwnOrigins = 8 // a device has so many queues for the streams of a role by default; a driver makes 16 of them ahead
-	mostSenders    = 8 // and streams of callers
+	mostOrigins = 4
+	mostSenders = 8 // and streams of callers
 )
 
 // IssueP2P implements engine.P2P. Operations of different streams of the caller do not wait for each other, so they have streams
@@ -44,7 +42,6 @@ func (e *Engine) IssueP2P(call runner.Call, op coll.Op) error {
 	l := layoutOf(call.In(), call.Out(), op.Writes(e.rank))
 	_, waits := b.(device.Waiter)
 	l.sends = waits && op.Kind == coll.Send
-	l.gathers = gathers(call)
 	return e.issueInRoom(b, op, &l, func(at runner.Gate) error { return e.run.PostAtGate(call, at) })
 }
 
@@ -82,9 +79,7 @@ func (e *Engine) issueP2P(op coll.Op, by access, l *layout, post func(runner.Gat
 	defer e.pool.release(memory)
 	q := e.queueFor(by.Access, by.from.place, by.s, memory, l)
 	defer e.issuing.Unlock()
-	if !l.gathers { // streams that may wait later for others of the call stay with their stream of the caller
-		defer e.leave(by.s)
-	}
+	defer e.leave(by.s)
 	defer q.close()
 	if by.from.sender >= 0 && q.full {
 		return errNoRoom
@@ -119,7 +114,7 @@ func (e *Engine) accessBy(b device.Access, op coll.Op) access {
 	e.issuing.Lock()
 	defer e.issuing.Unlock()
 	from := origin{place{op.Device, b.Name()}, op.Stream, -1}
-	return access{b, from, e.choose(e.p2pStreams(from, op.Root, originsOf(b)))}
+	return access{b, from, e.choose(e.p2pStreams(from, op.Root))}
 }
 
 // choose notes that an operation has chosen streams, nil if they are to be made. Nobody takes them over until it leaves them.
@@ -205,10 +200,9 @@ func (e *Engine) originsLike(from origin) (known []origin) {
 	return known
 }
 
-// p2pStreams returns the streams for p2p operations of a stream of the caller with a peer, nil if they are to be made. most is how many
-// streams of the caller have some of their own.
+// p2pStreams returns the streams for p2p operations of a stream of the caller with a peer, nil if they are to be made.
 // Requires: issuing, no sender.
-func (e *Engine) p2pStreams(from origin, peer, most int) *streams {
+func (e *Engine) p2pStreams(from origin, peer int) *streams {
 	if s := e.p2p[from]; s != nil {
 		return s
 	}
@@ -216,13 +210,14 @@ func (e *Engine) p2pStreams(from origin, peer, most int) *streams {
 	if len(known) < mostOrigins {
 		return nil
 	}
-	if s := e.takeOver(from, known); s != nil || len(known) < most {
+	if s := e.takeOver(from, known); s != nil {
 		return s
 	}
 	return e.p2p[known[(peer-coll.AnySource)%len(known)]] // AnySource is the least peer
 }
 
-// takeOver gives an origin the streams of one of which all operations have ended, nil if there is none. That one counts as unknown then.
+// takeOver gives an origin the streams of one that wait for nothing any more, nil if there are none: its sends have been read, and its recvs
+// have ended. That one counts as unknown then.
 // Requires: issuing.
 func (e *Engine) takeOver(from origin, known []origin) *streams {
 	for _, other := range known {

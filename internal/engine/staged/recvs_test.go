@@ -37,7 +37,6 @@ type framed struct{ *counting }
 
 func (f framed) alone() device.Access { return unordered{deferring(f)} }
 func (f framed) recvQueues() int      { return 2 }
-func (f framed) makesStreams() bool   { return true }
 
 // A sender keeps its streams when its recvs have ended: the caller of the library may have queued more there.
 func TestStreamsOfASenderThatIsDone(t *testing.T) {

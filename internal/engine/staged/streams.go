@@ -37,6 +37,7 @@ type part struct {
 	use
 	commands [sides]int
 	inOnly   bool // it has nothing in out
+	later    bool // its commands in out are queued when it has ended: the streams cannot wait
 }
 
 // begin notes that the commands of an operation begin to be queued. If there is an error in front of them, the block is settled. waits says
@@ -52,7 +53,7 @@ func (s *streams) begin(memory *block, l *layout, waits bool) {
 	if l.sends || !waits {
 		n[sideOut] = 0
 	}
-	s.add(part{memory.used(), n, l.sends})
+	s.add(part{memory.used(), n, l.sends, !waits && !l.sends})
 	s.beside = false
 }
 
@@ -70,19 +71,21 @@ func (s *streams) count(side, n int) {
 }
 
 // forget takes out the operations that have no command left in the streams, and reports whether none has. A stream runs its commands in order,
-// so what stands in front of a command that has run has run, too, also of an operation that has failed.
+// so what stands in front of a command that has run has run, too, also of an operation that has failed. That says nothing of commands that are
+// not queued yet.
 // Requires: Pool.mu.
 func (s *streams) forget() bool {
 	read, ended := false, false // in has come past the operation, and both have
 	first := len(s.under)
 	for at := len(s.under) - 1; at >= 0; at-- {
 		p := s.under[at]
-		ended = ended || !p.inOnly && p.ended()
+		own := !p.inOnly && p.ended()
+		ended = ended || own
 		if read = read || ended || p.read(); read {
 			s.commands[sideIn] -= p.commands[sideIn]
 			p.commands[sideIn] = 0
 		}
-		if ended || read && p.inOnly {
+		if own || ended && !p.later || read && p.inOnly {
 			s.commands[sideOut] -= p.commands[sideOut]
 			continue
 		}
@@ -232,7 +235,7 @@ func (q *queue) proceed() error {
 	if own.inOnly {
 		own.commands[sideOut] = 0
 		if last, ok := q.lastOutput(); ok {
-			next.add(part{last, [sides]int{sideOut: framing}, false})
+			next.add(part{use: last, commands: [sides]int{sideOut: framing}})
 		}
 	}
 	next.add(own)
@@ -281,7 +284,7 @@ func (q *queue) beginAlone(caller device.Ordering, memory *block, l *layout) err
 	}
 	q.commands[sideIn] = 0
 	q.begin(memory, l, false)
-	next.add(part{last, [sides]int{}, true})
+	next.add(part{use: last, inOnly: true})
 	next.beside = false
 	return nil
 }
